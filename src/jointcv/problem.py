@@ -1,0 +1,128 @@
+"""The problem: p(z) Π p(x_n | z), n = 1..N, with z unconstrained."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree, Scalar
+
+
+class Problem(eqx.Module):
+    """A model with a log prior, a log likelihood for one datum, and the data.
+
+    Args:
+        log_prior: `log_prior(z)`, a scalar; everything that is not subsampled belongs here.
+        log_likelihood: `log_likelihood(z, datum)` for *one* datum, a scalar.
+        data: a pytree of arrays whose leading axis runs over the N data.
+        example: a z: any pytree of floating-point arrays with the shapes of the latent variables.
+        constrain: maps z to what the user wants to see of a draw; the identity by default.
+
+    Example:
+        >>> import jax.numpy as jnp, jointcv as jcv
+        >>> problem = jcv.Problem(
+        ...     log_prior=lambda z: -0.5 * jnp.sum(z**2),
+        ...     log_likelihood=lambda z, datum: -0.5 * (datum["y"] - datum["x"] @ z) ** 2,
+        ...     data={"x": jnp.ones((50, 3)), "y": jnp.zeros(50)},
+        ...     example=jnp.zeros(3),
+        ... )
+        >>> problem.num_data, problem.dim
+        (50, 3)
+    """
+
+    log_prior: Callable[[Any], Scalar]
+    log_likelihood: Callable[[Any, Any], Scalar]
+    data: PyTree[Array]
+    example: PyTree[Array]
+    constrain: Callable[[Any], Any]
+
+    def __init__(self, *, log_prior, log_likelihood, data, example, constrain=None):
+        self.log_prior = log_prior
+        self.log_likelihood = log_likelihood
+        self.data = _as_data(data)
+        self.example = _as_example(example)
+        self.constrain = _identity if constrain is None else constrain
+        _check_scalar("log_prior", log_prior, self.example)
+        datum = jax.tree.map(lambda leaf: leaf[0], self.data)
+        _check_scalar("log_likelihood", log_likelihood, self.example, datum)
+
+    @property
+    def num_data(self) -> int:
+        return jax.tree.leaves(self.data)[0].shape[0]
+
+    @property
+    def dim(self) -> int:
+        return sum(leaf.size for leaf in jax.tree.leaves(self.example))
+
+    @property
+    def dtype(self):
+        return jnp.result_type(*jax.tree.leaves(self.example))
+
+    def unravel(self, position: Float[Array, " dim"]) -> PyTree[Array]:
+        """The latent variables, in the example's structure, from the flat vector the families work with."""
+        return ravel_pytree(self.example)[1](position)
+
+    def prior_at(self, position: Float[Array, " dim"]) -> Scalar:
+        """log p(z) at a flat z."""
+        return self.log_prior(self.unravel(position))
+
+    def likelihood_at(self, position: Float[Array, " dim"], datum: PyTree[Array]) -> Scalar:
+        """log p(x_n | z) at a flat z, for one datum."""
+        return self.log_likelihood(self.unravel(position), datum)
+
+    def take(self, indices) -> PyTree[Array]:
+        """The data with these indices."""
+        return jax.tree.map(lambda leaf: leaf[indices], self.data)
+
+
+def _identity(z):
+    return z
+
+
+def _as_data(data) -> PyTree[Array]:
+    leaves = jax.tree.leaves(data)
+    if not leaves:
+        raise ValueError(f"data={data!r} holds no arrays. Pass a pytree of arrays with a leading axis of N data.")
+    sizes = set()
+    for leaf in leaves:
+        if np.ndim(leaf) == 0:
+            raise ValueError(f"data holds {leaf!r}, which has no leading axis. Every leaf needs one row a datum.")
+        sizes.add(np.shape(leaf)[0])
+        values = np.asarray(leaf)
+        if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
+            row = int(np.argwhere(~np.isfinite(values))[0][0])
+            raise ValueError(f"data has a non-finite value in row {row}. Drop or impute such rows first.")
+    if len(sizes) > 1:
+        raise ValueError(f"data has leaves of {sorted(sizes)} rows. Every leaf must have the same N rows.")
+    if sizes == {0}:
+        raise ValueError("data is empty (N = 0). Pass at least one datum.")
+    return jax.tree.map(jnp.asarray, data)
+
+
+def _as_example(example) -> PyTree[Array]:
+    leaves = jax.tree.leaves(example)
+    if not leaves or sum(np.size(leaf) for leaf in leaves) == 0:
+        raise ValueError(f"example={example!r} has no entries. Pass a z with the shapes of the latent variables.")
+    for leaf in leaves:
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            raise ValueError(
+                f"example holds {jnp.result_type(leaf)} values. Latent variables are real: pass floating-point arrays."
+            )
+    dtype = jnp.result_type(*leaves)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), example)
+
+
+def _check_scalar(name: str, function, *args) -> None:
+    result = jax.eval_shape(function, *args)
+    shape = getattr(result, "shape", None)
+    if shape != ():
+        described = f"shape {shape}" if shape is not None else f"{result!r}"
+        raise ValueError(
+            f"{name} returned {described}; it must return a scalar"
+            + (" for one datum. Sum over the datum's own axes." if name == "log_likelihood" else ".")
+        )
+    if not jnp.issubdtype(result.dtype, jnp.floating):
+        raise ValueError(f"{name} returned {result.dtype} values; it must return a real number.")
