@@ -42,7 +42,7 @@ class Problem(eqx.Module):
     def __init__(self, *, log_prior, log_likelihood, data, example, constrain=None):
         self.log_prior = log_prior
         self.log_likelihood = log_likelihood
-        self.data = _as_data(data)
+        self.data = as_data(data)
         self.example = _as_example(example)
         self.constrain = _identity if constrain is None else constrain
         _check_scalar("log_prior", log_prior, self.example)
@@ -82,14 +82,19 @@ def _identity(z):
     return z
 
 
-def _as_data(data) -> PyTree[Array]:
+def as_data(data) -> PyTree[Array]:
+    """Data as JAX arrays, once they are fit to be: one leading axis, finite, not empty."""
     leaves = jax.tree.leaves(data)
     if not leaves:
-        raise ValueError(f"data={data!r} holds no arrays. Pass a pytree of arrays with a leading axis of N data.")
+        raise ValueError(
+            f"data={data!r} holds no arrays. Pass a pytree of arrays with a leading axis of N data."
+        )
     sizes = set()
     for leaf in leaves:
         if np.ndim(leaf) == 0:
-            raise ValueError(f"data holds {leaf!r}, which has no leading axis. Every leaf needs one row a datum.")
+            raise ValueError(
+                f"data holds {leaf!r}, which has no leading axis. Every leaf needs one row a datum."
+            )
         sizes.add(np.shape(leaf)[0])
         values = np.asarray(leaf)
         if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
@@ -105,7 +110,9 @@ def _as_data(data) -> PyTree[Array]:
 def _as_example(example) -> PyTree[Array]:
     leaves = jax.tree.leaves(example)
     if not leaves or sum(np.size(leaf) for leaf in leaves) == 0:
-        raise ValueError(f"example={example!r} has no entries. Pass a z with the shapes of the latent variables.")
+        raise ValueError(
+            f"example={example!r} has no entries. Pass a z with the shapes of the latent variables."
+        )
     for leaf in leaves:
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             raise ValueError(

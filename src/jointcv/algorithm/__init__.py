@@ -1,0 +1,1 @@
+"""Algorithms: how parameters move."""

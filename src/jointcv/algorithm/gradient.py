@@ -1,0 +1,75 @@
+"""Stochastic gradient descent with a control:  w ← w + optimizer(∇f(w; n, ε) + c)."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, PyTree
+
+from jointcv.algorithm.interface import AbstractAlgorithm, Info
+from jointcv.control import AbstractControl
+from jointcv.evaluate import float_type
+from jointcv.objective import AbstractObjective, Params
+from jointcv.sampler import AbstractSampler
+
+
+class DescentState(eqx.Module):
+    """What the next step needs."""
+
+    params: Params
+    optimizer: PyTree[Array]
+    memory: PyTree[Array]
+
+
+class GradientDescent(AbstractAlgorithm):
+    """Any control with any optax optimiser.
+
+    Args:
+        objective: what is minimised.
+        control: the zero-mean correction of its gradient.
+        sampler: which data a step sees.
+        optimizer: an optax transformation.
+        naive_steps: the first steps go without correction while the memory fills (the paper's first epoch).
+    """
+
+    objective: AbstractObjective
+    control: AbstractControl
+    sampler: AbstractSampler
+    optimizer: optax.GradientTransformation = eqx.field(static=True)
+    naive_steps: int = 0
+
+    def init(self, key):
+        params = self.objective.init(key)
+        memory, table = self.control.memory.init(self.objective, params, self.sampler)
+        return DescentState(params, self.optimizer.init(params), memory), table
+
+    def open(self, table, schedule):
+        return self.control.memory.open(table, schedule)
+
+    def step(self, state, shared, row, batch, key):
+        params = state.params
+        recall = self.control.memory.read(state.memory, shared, row, self.objective, params, batch)
+        loss, gradient = controlled_gradient(self, recall, params, batch, key)
+        updates, optimizer = self.optimizer.update(gradient, state.optimizer, params)
+        memory, row = self.control.memory.write(state.memory, recall, self.objective, params, batch)
+        moved = DescentState(optax.apply_updates(params, updates), optimizer, memory)
+        norm = optax.tree.norm(gradient)
+        return moved, row, Info(loss, norm, jnp.isfinite(loss) & jnp.isfinite(norm))
+
+    def close(self, table, schedule, rows):
+        return self.control.memory.close(table, schedule, rows)
+
+    def params(self, state):
+        return state.params
+
+
+def controlled_gradient(algorithm, recall, params: Params, batch, key):
+    """The step's estimate of f, and ∇f(w; n, ε) + c, without c in the first `naive_steps` steps."""
+    objective = algorithm.objective
+    draws = objective.draw(key, params, batch.data)
+    entry = objective.remember(params, batch.data)
+    loss = objective.value(entry, params, batch.data, batch.weights, draws) + objective.rest(params, draws)
+    gradient = objective.gradient(entry, params, batch.data, batch.weights, draws)
+    correction = algorithm.control.correct(objective, recall, params, batch, draws)
+    active = (batch.step >= algorithm.naive_steps).astype(float_type(params))
+    return loss, jax.tree.map(lambda naive, correction: naive + active * correction, gradient, correction)

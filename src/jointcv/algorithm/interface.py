@@ -1,0 +1,50 @@
+"""An algorithm: a state, a table that grows with the data, and a step."""
+
+from abc import abstractmethod
+
+import equinox as eqx
+from jaxtyping import Array, Bool, Float, Key, PyTree, Scalar
+
+from jointcv.objective import AbstractObjective, Params
+from jointcv.sampler import AbstractSampler, Batch, Schedule
+
+State = PyTree[Array]
+Table = PyTree[Array]
+Rows = PyTree[Array]
+
+
+class Info(eqx.Module):
+    """What a step tells: its estimate of the objective, the norm of its gradient, and whether both were finite."""
+
+    loss: Float[Scalar, ""]
+    gradient_norm: Float[Scalar, ""]
+    finite: Bool[Scalar, ""]
+
+
+class AbstractAlgorithm(eqx.Module):
+    """A rule that moves parameters. The table stays out of the compiled loop's carry; see `jointcv.memory`."""
+
+    objective: eqx.AbstractVar[AbstractObjective]
+    sampler: eqx.AbstractVar[AbstractSampler]
+
+    @abstractmethod
+    def init(self, key: Key[Array, ""]) -> tuple[State, Table]:
+        """The first state and table."""
+
+    @abstractmethod
+    def open(self, table: Table, schedule: Schedule) -> tuple[Table, Rows]:
+        """What coming steps of one epoch share of the table, and a row for each."""
+
+    @abstractmethod
+    def step(
+        self, state: State, shared: Table, row: Rows, batch: Batch, key: Key[Array, ""]
+    ) -> tuple[State, Rows, Info]:
+        """One step."""
+
+    @abstractmethod
+    def close(self, table: Table, schedule: Schedule, rows: Rows) -> Table:
+        """The steps' rows back in the table."""
+
+    @abstractmethod
+    def params(self, state: State) -> Params:
+        """The parameters that a state stands for."""

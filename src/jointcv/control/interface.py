@@ -1,0 +1,29 @@
+"""A control is a formula: what to add to ∇f(w; n, ε), with mean zero over n and ε."""
+
+from abc import abstractmethod
+
+import equinox as eqx
+
+from jointcv.memory import AbstractMemory, Recall
+from jointcv.objective import AbstractObjective, Draws, Params
+from jointcv.sampler import Batch
+
+
+class AbstractControl(eqx.Module):
+    """A zero-mean correction; what it remembers of the data is its memory's business (None: `fit` chooses)."""
+
+    memory: eqx.AbstractVar[AbstractMemory | None]
+
+    @abstractmethod
+    def correct(
+        self, objective: AbstractObjective, recall: Recall, params: Params, batch: Batch, draws: Draws
+    ) -> Params:
+        """What to add to the gradient of this batch with this noise.
+
+        Args:
+            objective: f and its approximation f~.
+            recall: what the memory says of the batch.
+            params: the current w.
+            batch: the data and their weights.
+            draws: the step's ε, the one that the gradient has.
+        """

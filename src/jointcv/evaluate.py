@@ -1,0 +1,107 @@
+"""An objective on the full data, in chunks: its value with a standard error, and its exact summaries."""
+
+import math
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key, PyTree
+
+from jointcv.objective import AbstractObjective, Params
+from jointcv.sampler import Batch, Reshuffle, Schedule
+
+
+class Estimate(NamedTuple):
+    """A mean over draws and its standard error."""
+
+    value: float
+    standard_error: float
+
+
+def take_batch(objective: AbstractObjective, schedule: Schedule, step, dtype) -> Batch:
+    """One step's data. A padded place (index N) repeats the last datum, with no weight."""
+    data = jax.tree.map(lambda leaf: leaf.at[schedule.indices].get(mode="clip"), objective.data)
+    weights, share = schedule.weights.astype(dtype), schedule.share.astype(dtype)
+    return Batch(data, schedule.indices, weights, share, step)
+
+
+def float_type(params: Params):
+    """The precision of a run."""
+    return jnp.result_type(*jax.tree.leaves(params))
+
+
+@eqx.filter_jit
+def full_values(
+    objective: AbstractObjective, params: Params, key: Key[Array, ""], *, num_draws: int, chunk_size: int
+) -> Float[Array, " draws"]:
+    """f(w; ε) on all data, for each of `num_draws` draws of ε."""
+    dtype = float_type(params)
+    schedule = Reshuffle(chunk_size).sweep(objective.num_data)
+
+    def one_draw(key):
+        def add_chunk(total, chunk):
+            batch = take_batch(objective, chunk, 0, dtype)
+            draws = objective.draw(key, params, batch.data, chunk.unit)
+            entry = objective.remember(params, batch.data)
+            return total + objective.value(entry, params, batch.data, batch.share, draws), None
+
+        total, _ = jax.lax.scan(add_chunk, jnp.zeros((), dtype), schedule)
+        first = take_batch(objective, schedule.cut(0, 1), 0, dtype)
+        draws = objective.draw(key, params, jax.tree.map(lambda leaf: leaf[0], first.data))
+        return total + objective.rest(params, draws)
+
+    return jax.lax.map(one_draw, jax.random.split(key, num_draws))
+
+
+def full_value(
+    objective: AbstractObjective,
+    params: Params,
+    key: Key[Array, ""],
+    *,
+    num_draws: int = 100,
+    chunk_size: int | None = None,
+) -> Estimate:
+    """The objective on the full data, by Monte Carlo over ε.
+
+    Args:
+        objective: what is evaluated.
+        params: where.
+        key: of the draws.
+        num_draws: how many draws of ε.
+        chunk_size: how many data at once; about a million predictions by default.
+
+    Returns:
+        The mean over draws and its standard error (zero where the objective has no noise).
+    """
+    chunk_size = min(chunk_size or 10_000, objective.num_data)
+    values = np.asarray(
+        full_values(objective, params, key, num_draws=num_draws, chunk_size=chunk_size), np.float64
+    )
+    error = values.std(ddof=1) / math.sqrt(num_draws) if num_draws > 1 else math.nan
+    return Estimate(float(values.mean()), float(error))
+
+
+def full_summary(objective: AbstractObjective, params: Params, batch_size: int) -> PyTree[Array]:
+    """The mean summary of all data as they look at these parameters."""
+    dtype = float_type(params)
+
+    def add_batch(total, schedule):
+        batch = take_batch(objective, schedule, 0, dtype)
+        summary = objective.summarise(objective.remember(params, batch.data), batch.data, batch.share)
+        return jax.tree.map(jnp.add, total, summary), None
+
+    schedule = Reshuffle(batch_size).sweep(objective.num_data)
+    return jax.lax.scan(add_batch, zero_summary(objective, params), schedule)[0]
+
+
+def zero_summary(objective: AbstractObjective, params: Params) -> PyTree[Array]:
+    """A summary of nothing."""
+
+    def summarise(params):
+        batch = jax.tree.map(lambda leaf: leaf[:1], objective.data)
+        return objective.summarise(objective.remember(params, batch), batch, jnp.zeros(1, float_type(params)))
+
+    shapes = jax.eval_shape(summarise, params)
+    return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)

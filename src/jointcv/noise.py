@@ -1,0 +1,231 @@
+"""How ε enters K_n(z) = −N log p(x_n | z), and the approximation f~ whose mean over ε is closed.
+
+    parameter   z = μ + σ⊙ε                   f~: ∇K_n(m_n) + ∇²K_n(m_n) v,   v = σ⊙ε
+    predictor   η_n = A_n μ + b_n + s_n ξ_n   the same in η_n, with dη_n = s_n ξ_n and s_n² = A_n² σ²
+    quadrature  E over η_n ~ N(A_n μ + b_n, s_n²) by Gauss–Hermite: f~ = f, and no noise is left
+
+What is remembered of a datum is m_n as the view shows it, η_n = A_n m_n + b_n; v has the *current* σ, so that the
+mean of f~ is G in the location and σ²⊙d in log σ, with G and d running means over the data:
+
+    G = (1/N) Σ_j ∇K_j(m_j),   d = (1/N) Σ_j diag ∇²K_j(m_j)
+"""
+
+from abc import abstractmethod
+from functools import lru_cache
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key, PyTree, Scalar
+
+from jointcv.family import MeanFieldParams
+from jointcv.view import AbstractView, LinearView, Seen
+
+Entry = PyTree[Array]
+Draws = PyTree[Array]
+
+
+class Summary(eqx.Module):
+    """What a running mean over the data keeps: G, and d where the view has it."""
+
+    gradient: Float[Array, " dim"]
+    curvature: Float[Array, " dim"] | None
+
+
+class AbstractNoise(eqx.Module):
+    """f and f~ of the data term under one kind of noise. `entry` is what is remembered of each datum of a batch."""
+
+    @abstractmethod
+    def draw(self, key: Key[Array, ""], view: AbstractView, data: PyTree[Array], part) -> Draws:
+        """ε for a batch; `part` numbers the batches that share one z."""
+
+    @abstractmethod
+    def remember(self, view: AbstractView, params: MeanFieldParams, data: PyTree[Array]) -> Entry:
+        """What must be kept of a visit at these parameters."""
+
+    @abstractmethod
+    def value(self, view, entry: Entry, params: MeanFieldParams, data, weights, draws: Draws) -> Scalar:
+        """Σ w_n K_n."""
+
+    @abstractmethod
+    def gradient(
+        self, view, entry: Entry, params: MeanFieldParams, data, weights, draws: Draws
+    ) -> MeanFieldParams:
+        """The gradient of Σ w_n K_n at the remembered places, with this noise."""
+
+    @abstractmethod
+    def sampled(
+        self, view, entry: Entry, params: MeanFieldParams, data, weights, draws: Draws
+    ) -> MeanFieldParams:
+        """The gradient of Σ w_n f~_n at the remembered places, with this noise."""
+
+    @abstractmethod
+    def summarise(self, view, entry: Entry, data, weights) -> Summary:
+        """What the mean of f~ over ε depends on."""
+
+    def expected(self, summary: Summary, params: MeanFieldParams) -> MeanFieldParams:
+        """The gradient of E f~: (G, σ²⊙d), and nothing for log σ where d is not to be had."""
+        if summary.curvature is None:
+            return MeanFieldParams(summary.gradient, jnp.zeros_like(params.log_scale))
+        return MeanFieldParams(summary.gradient, params.variance * summary.curvature)
+
+
+class ParameterNoise(AbstractNoise):
+    """One ε for the whole z, as in the paper, for any view. v has the current σ."""
+
+    def draw(self, key, view, data, part):
+        return draw_latent(key, view)
+
+    def remember(self, view, params, data):
+        return view.look(params.location, data)
+
+    def value(self, view, entry, params, data, weights, draws):
+        return view.value(entry + view.push(params.scale * draws, data), data, weights)
+
+    def gradient(self, view, entry, params, data, weights, draws):
+        v = params.scale * draws
+        gradient = view.pull(view.slope(entry + view.push(v, data), data, weights), data)
+        return MeanFieldParams(gradient, gradient * v)
+
+    def sampled(self, view, entry, params, data, weights, draws):
+        v = params.scale * draws
+        slope, bend = view.expand(entry, view.push(v, data), data, weights)
+        gradient = view.pull(slope + bend, data)
+        controlled = isinstance(view, LinearView) and view.has_squares
+        return MeanFieldParams(gradient, gradient * v if controlled else jnp.zeros_like(v))
+
+    def summarise(self, view, entry, data, weights):
+        return _summarise(view, entry, data, weights)
+
+
+class PaperNoise(AbstractNoise):
+    """The paper's own form: σ^n is remembered with m_n, and v_n = σ^n⊙ε; log σ keeps its naive gradient.
+
+    It needs a view of the whole z; `jointcv.elbo.fold_prior` puts the prior into the table as the paper does.
+    """
+
+    def draw(self, key, view, data, part):
+        return draw_latent(key, view)
+
+    def remember(self, view, params, data):
+        return MeanFieldParams(view.look(params.location, data), view.look(params.log_scale, data))
+
+    def value(self, view, entry, params, data, weights, draws):
+        return view.value(entry.location + entry.scale * draws, data, weights)
+
+    def gradient(self, view, entry, params, data, weights, draws):
+        v = entry.scale * draws
+        slope = view.slope(entry.location + v, data, weights)
+        return MeanFieldParams(view.pull(slope, data), view.pull(slope * v, data))
+
+    def sampled(self, view, entry, params, data, weights, draws):
+        slope, bend = view.expand(entry.location, entry.scale * draws, data, weights)
+        return MeanFieldParams(view.pull(slope + bend, data), jnp.zeros_like(params.log_scale))
+
+    def summarise(self, view, entry, data, weights):
+        return Summary(view.pull(view.slope(entry.location, data, weights), data), None)
+
+
+class PredictorNoise(AbstractNoise):
+    """Noise where it acts: ξ_n of K numbers for every datum, independent (local reparameterisation)."""
+
+    def draw(self, key, view, data, part):
+        rows = jax.tree.leaves(data)[0].shape[0]
+        shape = (rows, view.num_predictors)
+        return jax.random.normal(jax.random.fold_in(key, part), shape, view.problem.dtype)
+
+    def remember(self, view, params, data):
+        return view.look(params.location, data)
+
+    def value(self, view, entry, params, data, weights, draws):
+        return view.value(entry + _spread_scale(view, params, data) * draws, data, weights)
+
+    def gradient(self, view, entry, params, data, weights, draws):
+        step = _spread_scale(view, params, data) * draws
+        return self._pull(view, view.slope(entry + step, data, weights), params, data, draws)
+
+    def sampled(self, view, entry, params, data, weights, draws):
+        step = _spread_scale(view, params, data) * draws
+        slope, bend = view.expand(entry, step, data, weights)
+        return self._pull(view, slope + bend, params, data, draws)
+
+    def summarise(self, view, entry, data, weights):
+        return _summarise(view, entry, data, weights)
+
+    def _pull(self, view, cotangent, params, data, draws):
+        # dη/dρ_i = A_i² σ_i² ξ/s; a predictor that does not vary (s = 0) has A = 0 in every coordinate.
+        scale = _spread_scale(view, params, data)
+        ratio = jnp.where(scale > 0, draws / jnp.where(scale > 0, scale, 1), 0)
+        spread = view.pull_squared(cotangent * ratio, data)
+        return MeanFieldParams(view.pull(cotangent, data), params.variance * spread)
+
+
+class Moments1D(eqx.Module):
+    """a_n = E ℓ'_n and b_n = E ℓ''_n over η_n, weights left out: all that exact expectations remember."""
+
+    slope: Float[Array, "batch predictors"]
+    bend: Float[Array, "batch predictors"]
+
+
+class Quadrature(AbstractNoise):
+    """Expectations over a scalar predictor by Gauss–Hermite quadrature: f~ is f, and only subsampling is random.
+
+    Args:
+        nodes: how many. The error is that of the quadrature alone; see `jointcv.diagnostics.quadrature_error`.
+    """
+
+    nodes: int = eqx.field(static=True, default=32)
+
+    def draw(self, key, view, data, part):
+        return None
+
+    def remember(self, view, params, data):
+        points, masses = self._rule(view)
+        centre, scale = view.look(params.location, data), _spread_scale(view, params, data)
+        ones = jnp.full(centre.shape[0], 1 / view.problem.num_data, centre.dtype)
+
+        def at(point):
+            return view.expand(centre + scale * point, jnp.ones_like(centre), data, ones)
+
+        slope, bend = jax.tree.map(lambda leaf: jnp.tensordot(masses, leaf, 1), jax.vmap(at)(points))
+        return Moments1D(slope, bend)
+
+    def value(self, view, entry, params, data, weights, draws):
+        points, masses = self._rule(view)
+        centre, scale = view.look(params.location, data), _spread_scale(view, params, data)
+        return masses @ jax.vmap(lambda point: view.value(centre + scale * point, data, weights))(points)
+
+    def gradient(self, view, entry, params, data, weights, draws):
+        return self.expected(self.summarise(view, entry, data, weights), params)
+
+    def sampled(self, view, entry, params, data, weights, draws):
+        return self.expected(self.summarise(view, entry, data, weights), params)
+
+    def summarise(self, view, entry, data, weights):
+        counts = (view.problem.num_data * weights)[:, None]
+        return Summary(view.pull(counts * entry.slope, data), view.pull_squared(counts * entry.bend, data))
+
+    def _rule(self, view):
+        points, masses = gauss_hermite(self.nodes)
+        return jnp.asarray(points, view.problem.dtype), jnp.asarray(masses, view.problem.dtype)
+
+
+@lru_cache
+def gauss_hermite(nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Points and masses with Σ masses h(points) ≈ E h(x), x standard normal."""
+    points, masses = np.polynomial.hermite_e.hermegauss(nodes)
+    return points, masses / masses.sum()
+
+
+def draw_latent(key: Key[Array, ""], view: AbstractView) -> Float[Array, " dim"]:
+    """ε for every coordinate of z."""
+    return jax.random.normal(key, (view.problem.dim,), view.problem.dtype)
+
+
+def _spread_scale(view, params: MeanFieldParams, data) -> Seen:
+    return jnp.sqrt(view.spread(params.variance, data))
+
+
+def _summarise(view, entry, data, weights) -> Summary:
+    return Summary(view.pull(view.slope(entry, data, weights), data), view.curvature(entry, data, weights))

@@ -1,0 +1,139 @@
+"""The prior's part P(z) = −log p(z). It is not subsampled, so it needs no memory: expand it at the current m.
+
+sampled   ∇P(z),  with f~: ∇P(m) + ∇²P(m) v, whose mean is (∇P(m), σ²⊙diag ∇²P(m))
+closed    ∇ E_q P by the moments of q, for the addends of P that have them; the others sampled
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key, Scalar
+
+from jointcv.family import MeanFieldParams
+from jointcv.moments import Moments, read_moments
+from jointcv.problem import Problem
+
+Latent = Float[Array, " dim"]
+
+
+class AbstractPrior(eqx.Module):
+    """What P adds to f, to f~ and to the mean of f~."""
+
+    @abstractmethod
+    def draw(self, key: Key[Array, ""], like: Latent) -> Latent:
+        """An ε for z where the data term has none of its own."""
+
+    @abstractmethod
+    def value(self, params: MeanFieldParams, draws: Latent) -> Scalar:
+        """P at this noise, or its mean."""
+
+    @abstractmethod
+    def gradient(self, params: MeanFieldParams, draws: Latent) -> MeanFieldParams:
+        """The gradient of `value`."""
+
+    @abstractmethod
+    def sampled(self, params: MeanFieldParams, draws: Latent) -> MeanFieldParams:
+        """The gradient of f~ with this noise."""
+
+    @abstractmethod
+    def expected(self, params: MeanFieldParams) -> MeanFieldParams:
+        """The mean of `sampled` over the noise."""
+
+
+class SampledPrior(AbstractPrior):
+    """P at z = m + v.
+
+    Args:
+        log_density: log p of a flat z.
+        diagonal: diag ∇²P at a location; without it the gradient in log σ is left as it is.
+    """
+
+    log_density: Callable[[Latent], Scalar]
+    diagonal: Callable[[Latent], Latent] | None = None
+
+    def draw(self, key, like):
+        return jax.random.normal(key, like.shape, like.dtype)
+
+    def value(self, params, draws):
+        return -self.log_density(params.location + params.scale * draws)
+
+    def gradient(self, params, draws):
+        v = params.scale * draws
+        gradient = self._slope(params.location + v)
+        return MeanFieldParams(gradient, gradient * v)
+
+    def sampled(self, params, draws):
+        v = params.scale * draws
+        slope, bend = jax.jvp(self._slope, (params.location,), (v,))
+        gradient = slope + bend
+        return MeanFieldParams(gradient, jnp.zeros_like(v) if self.diagonal is None else gradient * v)
+
+    def expected(self, params):
+        gradient = self._slope(params.location)
+        if self.diagonal is None:
+            return MeanFieldParams(gradient, jnp.zeros_like(gradient))
+        return MeanFieldParams(gradient, params.variance * self.diagonal(params.location))
+
+    def _slope(self, position):
+        return -jax.grad(self.log_density)(position)
+
+
+class ClosedPrior(AbstractPrior):
+    """E_q P where q's moments give it; what is left over is sampled, with noise only where it acts."""
+
+    moments: Moments
+
+    def draw(self, key, like):
+        if self.moments.is_complete:
+            return jnp.zeros_like(like)
+        return jax.random.normal(key, like.shape, like.dtype) * jnp.asarray(self.moments.touched, like.dtype)
+
+    def value(self, params, draws):
+        return self._mean(params) + self._rest.value(params, draws)
+
+    def gradient(self, params, draws):
+        return _add(jax.grad(self._mean)(params), self._rest.gradient(params, draws))
+
+    def sampled(self, params, draws):
+        return self._rest.sampled(params, draws)
+
+    def expected(self, params):
+        return self._rest.expected(params)
+
+    def _mean(self, params):
+        return -self.moments.expectation(params.location, params.variance)
+
+    @property
+    def _rest(self) -> SampledPrior:
+        return SampledPrior(self.moments.remainder)
+
+
+class ClosedDiagonal(eqx.Module):
+    """diag ∇²P at a location: twice the derivative of E_q P in the variance, at no variance."""
+
+    moments: Moments
+
+    def __call__(self, location: Latent) -> Latent:
+        return -2 * jax.grad(self.moments.expectation, 1)(location, jnp.zeros_like(location))
+
+
+def closed_prior(problem: Problem) -> ClosedPrior:
+    """The prior with as much of its expectation in closed form as can be read from its jaxpr."""
+    return ClosedPrior(_read(problem))
+
+
+def sampled_prior(problem: Problem) -> SampledPrior:
+    """The prior at the noise's z, as the paper has it, with a controlled scale where its Hessian's diagonal is read."""
+    moments = _read(problem)
+    return SampledPrior(problem.prior_at, ClosedDiagonal(moments) if moments.is_complete else None)
+
+
+def _read(problem: Problem) -> Moments:
+    return read_moments(problem.prior_at, jnp.zeros(problem.dim, problem.dtype))
+
+
+def _add(left: MeanFieldParams, right: MeanFieldParams) -> MeanFieldParams:
+    return jax.tree.map(jnp.add, left, right)
