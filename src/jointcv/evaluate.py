@@ -24,7 +24,7 @@ def take_batch(objective: AbstractObjective, schedule: Schedule, step, dtype) ->
     """One step's data. A padded place (index N) repeats the last datum, with no weight."""
     data = jax.tree.map(lambda leaf: leaf.at[schedule.indices].get(mode="clip"), objective.data)
     weights, share = schedule.weights.astype(dtype), schedule.share.astype(dtype)
-    return Batch(data, schedule.indices, weights, share, step)
+    return Batch(data, schedule.indices, weights, share, jnp.asarray(step, jnp.int32))
 
 
 def float_type(params: Params):
@@ -48,8 +48,8 @@ def full_values(
             return total + objective.value(entry, params, batch.data, batch.share, draws), None
 
         total, _ = jax.lax.scan(add_chunk, jnp.zeros((), dtype), schedule)
-        first = take_batch(objective, schedule.cut(0, 1), 0, dtype)
-        draws = objective.draw(key, params, jax.tree.map(lambda leaf: leaf[0], first.data))
+        first = take_batch(objective, jax.tree.map(lambda leaf: leaf[0], schedule), 0, dtype)
+        draws = objective.draw(key, params, first.data)
         return total + objective.rest(params, draws)
 
     return jax.lax.map(one_draw, jax.random.split(key, num_draws))
@@ -83,8 +83,8 @@ def full_value(
     return Estimate(float(values.mean()), float(error))
 
 
-def full_summary(objective: AbstractObjective, params: Params, batch_size: int) -> PyTree[Array]:
-    """The mean summary of all data as they look at these parameters."""
+def full_summary(objective: AbstractObjective, params: Params, sweep: Schedule) -> PyTree[Array]:
+    """The mean summary of all data as they look at these parameters, in the minibatches of a full pass."""
     dtype = float_type(params)
 
     def add_batch(total, schedule):
@@ -92,8 +92,7 @@ def full_summary(objective: AbstractObjective, params: Params, batch_size: int) 
         summary = objective.summarise(objective.remember(params, batch.data), batch.data, batch.share)
         return jax.tree.map(jnp.add, total, summary), None
 
-    schedule = Reshuffle(batch_size).sweep(objective.num_data)
-    return jax.lax.scan(add_batch, zero_summary(objective, params), schedule)[0]
+    return jax.lax.scan(add_batch, zero_summary(objective, params), sweep)[0]
 
 
 def zero_summary(objective: AbstractObjective, params: Params) -> PyTree[Array]:

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
-from jaxtyping import Array, Bool, Float, PyTree, Scalar
+from jaxtyping import Array, Bool, Float, PyTree, Scalar, Shaped
 
 from jointcv.linear_rules import apply, depends, interpret, is_linear, missing_rule, piece, read
 
@@ -96,7 +97,9 @@ class Split(eqx.Module):
         return jnp.concatenate([jnp.ravel(value).astype(dtype) for value in frontier])
 
 
-def split(function: Callable[..., Scalar], z: Float[Array, " dim"], datum: PyTree) -> Split | NoSplit:
+def split(
+    function: Callable[..., Any], z: Shaped[Array | jax.ShapeDtypeStruct, "..."], datum: PyTree
+) -> Split | NoSplit:
     """Split a function of (z, datum) into an affine map of z and the rest.
 
     Args:
@@ -119,12 +122,12 @@ def split(function: Callable[..., Scalar], z: Float[Array, " dim"], datum: PyTre
     if not marked.sinks:
         return NoSplit("the function does not depend on z")
     dim = _size(graph.z)
-    candidates = [_split_at(graph, frontier) for frontier in _minimum_cuts(graph.z, marked)]
-    latest = candidates[0]
+    latest, earliest = (_split_at(graph, frontier) for frontier in _minimum_cuts(graph.z, marked))
     if latest.num_predictors >= dim:
         return NoSplit(_reason(dim, latest.num_predictors, marked))
-    tidy = (candidate for candidate in candidates if _is_tidy(candidate, datum))
-    return next(tidy, latest)
+    if latest.num_predictors == 1 or _is_tidy(latest, datum) or not _is_tidy(earliest, datum):
+        return latest
+    return earliest
 
 
 def offenders(split: Split, z: Float[Array, " dim"], data: PyTree) -> Bool[np.ndarray, " N"]:
@@ -184,29 +187,39 @@ def verify(
     Returns:
         None if they agree and `predict` is affine, else the reason.
     """
-    tolerance = math.sqrt(float(jnp.finfo(z.dtype).eps))
+    tolerance = math.sqrt(_coarsest(split.affine))
     num_data = jax.tree.leaves(data)[0].shape[0]
     for trial in jax.random.split(key, 4):
         at, where, direction = jax.random.split(trial, 3)
         index = int(jax.random.randint(where, (), 0, num_data))
         point = z + 0.5 * jax.random.normal(at, z.shape, z.dtype)
         step = jax.random.normal(direction, z.shape, z.dtype)
-        for what, found, wanted in _comparisons(split, function, point, step, _take(data, index)):
+        for what, (found, wanted) in _comparisons(split, function, point, step, _take(data, index)).items():
             if not _close(found, wanted, tolerance):
                 return f"{what} differs at datum {index}: {found} from the split, {wanted} from the function"
     return None
 
 
-def _comparisons(split, function, z, step, datum):
+@eqx.filter_jit
+def _comparisons(split, function, z, step, datum) -> dict[str, tuple[Array, Array]]:
     def through(z):
         return split.outer(split.predict(z, datum), datum)
 
     value, gradient = jax.value_and_grad(through)(z)
     wanted_value, wanted_gradient = jax.value_and_grad(function)(z, datum)
-    moved, tangent = jax.jvp(lambda z: split.predict(z, datum), (z,), (step,))
-    yield "the value", value, wanted_value
-    yield "the gradient", gradient, wanted_gradient
-    yield "a step of the predictors", split.predict(z + step, datum), moved + tangent
+    eta, tangent = jax.jvp(lambda z: split.predict(z, datum), (z,), (step,))
+    return {
+        "the value": (value, wanted_value),
+        "the gradient": (gradient, wanted_gradient),
+        "a step of the predictors": (split.predict(z + step, datum), eta + tangent),
+    }
+
+
+def _coarsest(jaxpr: Jaxpr) -> float:
+    """The largest rounding error of the types that z passes through."""
+    types = [var.aval.dtype for eqn in jaxpr.eqns for var in eqn.outvars]  # pyright: ignore
+    types = [dtype for dtype in types if jnp.issubdtype(dtype, jnp.floating)]
+    return max(float(jnp.finfo(dtype).eps) for dtype in (*types, jaxpr.invars[-1].aval.dtype))  # pyright: ignore
 
 
 def _close(found, wanted, tolerance) -> bool:
@@ -471,7 +484,8 @@ def _entries_first(rows: np.ndarray) -> np.ndarray:
 
 
 def _is_tidy(split: Split, datum) -> bool:
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(datum)):
+    """Whether no coordinate of z reaches two predictors of this datum, as far as it is known."""
+    if any(isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer) for leaf in jax.tree.leaves(datum)):
         return False
     return not offenders(split, jnp.zeros(0), jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], datum))[0]
 

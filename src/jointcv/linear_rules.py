@@ -164,7 +164,7 @@ def _any(eqn, dependent):
 
 
 def _exactly_one(eqn, dependent):
-    return sum(dependent) == 1
+    return sum(dependent) == 1 and all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.invars)
 
 
 def _only(first: int, last: int | None):

@@ -50,6 +50,10 @@ def epoch_schedule(algorithm: AbstractAlgorithm, key: Key[Array, ""], epoch) -> 
 
 def advance(algorithm: AbstractAlgorithm, run: Run, schedule: Schedule) -> tuple[Run, Info]:
     """The steps of a schedule, all within one epoch."""
+    begins = (schedule.place[0] == 0) & run.alive
+    state = jax.lax.cond(
+        begins, lambda state: algorithm.renew(state, run.table, run.step), lambda state: state, run.state
+    )
     shared, rows = algorithm.open(run.table, schedule)
     dtype = float_type(algorithm.params(run.state))
     noise_key = jax.random.fold_in(run.key, 1)
@@ -63,7 +67,7 @@ def advance(algorithm: AbstractAlgorithm, run: Run, schedule: Schedule) -> tuple
         state = jax.tree.map(lambda new, old: jnp.where(alive, new, old), moved, state)
         return (state, alive, number + 1), (row, info)
 
-    carry = (run.state, run.alive, run.step)
+    carry = (state, run.alive, run.step)
     (state, alive, number), (rows, infos) = jax.lax.scan(step, carry, (schedule, rows))
     return Run(run.key, number, alive, state, algorithm.close(run.table, schedule, rows)), infos
 

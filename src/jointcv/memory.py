@@ -79,6 +79,10 @@ class AbstractMemory(eqx.Module):
     def close(self, table: Table, schedule: Schedule, rows: Rows) -> Table:
         """The steps' rows back in the table."""
 
+    @abstractmethod
+    def recount(self, state: State, table: Table, objective: AbstractObjective, sampler: AbstractSampler) -> State:
+        """The running mean summed anew from the table, if that is as cheap as an epoch: in float32 it drifts."""
+
 
 class NoMemory(AbstractMemory):
     """Nothing is remembered: for controls that do not look back."""
@@ -99,6 +103,9 @@ class NoMemory(AbstractMemory):
         return None, None
 
     def close(self, table, schedule, rows):
+        return None
+
+    def recount(self, state, table, objective, sampler):
         return None
 
 
@@ -127,6 +134,9 @@ class PerDatum(AbstractMemory):
     def close(self, table, schedule, rows):
         return put_rows(table, schedule.indices, rows)
 
+    def recount(self, state, table, objective, sampler):
+        return _sum_table(state, table, objective, sampler, _by_datum)
+
 
 class PerBatch(AbstractMemory):
     """One entry for every fixed minibatch: N/B stored locations under a view of the whole z."""
@@ -152,6 +162,9 @@ class PerBatch(AbstractMemory):
     def close(self, table, schedule, rows):
         return put_rows(table, schedule.unit, rows)
 
+    def recount(self, state, table, objective, sampler):
+        return _sum_table(state, table, objective, sampler, _by_batch)
+
 
 class Slots(eqx.Module):
     """The iterates of the last epoch and of this one, and which of them saw each datum."""
@@ -175,7 +188,7 @@ class Snapshots(AbstractMemory):
         steps = sampler.steps_per_epoch(objective.num_data)
         iterates = jax.tree.map(lambda leaf: jnp.tile(leaf, (steps, *[1] * leaf.ndim)), params)
         slot = jnp.zeros(objective.num_data, jnp.int32)
-        return full_summary(objective, params, sampler.batch_size), Slots(iterates, slot, iterates, slot)
+        return full_summary(objective, params, sampler.sweep(objective.num_data)), Slots(iterates, slot, iterates, slot)
 
     def open(self, table, schedule):
         table = self._turn(table, schedule)
@@ -201,6 +214,9 @@ class Snapshots(AbstractMemory):
         slot = put_rows(table.current_slot, schedule.indices, places.astype(jnp.int32))
         return Slots(table.last, table.last_slot, current, slot)
 
+    def recount(self, state, table, objective, sampler):
+        return state
+
     def _turn(self, table, schedule):
         """At the first step of an epoch the current iterates become the last."""
         first = schedule.place[0] == 0
@@ -222,9 +238,7 @@ class WholeTable(AbstractMemory):
         pass
 
     def init(self, objective, params, sampler):
-        mean, table = _see_all(
-            objective, params, Reshuffle(sampler.batch_size), objective.num_data, _by_datum
-        )
+        mean, table = _see_all(objective, params, sampler, objective.num_data, _by_datum)
         return (mean, table), None
 
     def open(self, table, schedule):
@@ -240,6 +254,10 @@ class WholeTable(AbstractMemory):
 
     def close(self, table, schedule, rows):
         return None
+
+    def recount(self, state, table, objective, sampler):
+        mean, entries = state
+        return _sum_table(mean, entries, objective, Reshuffle(sampler.batch_size), _by_datum), entries
 
 
 class Anchor(AbstractMemory):
@@ -259,7 +277,7 @@ class Anchor(AbstractMemory):
         pass
 
     def init(self, objective, params, sampler):
-        return (params, full_summary(objective, params, sampler.batch_size)), None
+        return (params, full_summary(objective, params, sampler.sweep(objective.num_data))), None
 
     def open(self, table, schedule):
         return None, None
@@ -267,9 +285,10 @@ class Anchor(AbstractMemory):
     def read(self, state, shared, row, objective, params, batch):
         batch_size = batch.indices.shape[0]
         every = self.every or -(-objective.num_data // batch_size)
+        sweep = Reshuffle(batch_size).sweep(objective.num_data)
 
         def move(state):
-            return params, full_summary(objective, params, batch_size)
+            return params, full_summary(objective, params, sweep)
 
         place, mean = jax.lax.cond(batch.step % every == 0, move, lambda state: state, state)
         return Recall(objective.remember(place, batch.data), mean, place=place)
@@ -279,6 +298,9 @@ class Anchor(AbstractMemory):
 
     def close(self, table, schedule, rows):
         return None
+
+    def recount(self, state, table, objective, sampler):
+        return state
 
 
 def take_rows(table: Table, indices) -> Rows:
@@ -313,6 +335,19 @@ def _see_all(objective, params, sampler, size, index) -> tuple[State, Table]:
     places = index(schedule)
     table = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape[places.ndim :]), leaf.dtype), entries)
     return mean, put_rows(table, places, entries)
+
+
+def _sum_table(mean: State, table: Table, objective, sampler, index) -> State:
+    """The mean summary of all that a table remembers."""
+    schedule = sampler.sweep(objective.num_data)
+    dtype = float_type(mean)
+
+    def add(total, step):
+        batch = take_batch(objective, step, 0, dtype)
+        summary = objective.summarise(take_rows(table, index(step)), batch.data, batch.share)
+        return jax.tree.map(jnp.add, total, summary), None
+
+    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, mean), schedule)[0]
 
 
 def _refresh(recall: Recall, objective, params, batch: Batch) -> tuple[State, Rows]:

@@ -174,7 +174,7 @@ def constant(value, dim: int) -> Closed:
 
 
 def position(dim: int) -> Closed:
-    return Closed((dim,), Affine(np.zeros(dim), sparse.eye_array(dim, format="csr")))
+    return Closed((dim,), Affine(np.zeros(dim), _diagonal(np.ones(dim))))
 
 
 def exponential(closed: Closed) -> Closed:
@@ -210,7 +210,7 @@ def _weighted(weights: np.ndarray, product: Product) -> Closed:
     if exponent is not None and exponent.matrix.nnz == 0:
         with np.errstate(over="ignore"):
             weights, exponent = weights * np.exp(exponent.offset), None
-    dim = (*factors, exponent)[0].dim if factors or exponent else product.exponent.dim
+    dim = next(affine.dim for affine in (*factors, product.exponent) if affine is not None)
     if exponent is None and len(factors) <= 1:
         one = constant(np.ones(shape), dim)
         return (Closed(shape, factors[0]) if factors else one).scale(weights.reshape(shape))
@@ -455,7 +455,7 @@ LINEAR_IN = {  # operands an operation is jointly linear in
 BILINEAR = {"mul", "dot_general"}
 REARRANGES = {  # operands whose elements it moves; the others say where to
     **dict.fromkeys(["reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose"], FULL),
-    **dict.fromkeys(["slice", "split", "concatenate", "pad", "rev", "copy", "copy_p"], FULL),
+    **dict.fromkeys(["slice", "split", "concatenate", "stack", "tile", "pad", "rev", "copy", "copy_p"], FULL),
     **dict.fromkeys(["gather", "dynamic_slice"], slice(0, 1)),
     "dynamic_update_slice": slice(0, 2),
     "scatter": slice(0, 3, 2),
@@ -526,12 +526,11 @@ def compare(equation, values: Sequence[Value]) -> np.ndarray:
 
 # The interpreter.
 
-INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+INLINED = {"jit": "jaxpr", "closed_call": "call_jaxpr", "call": "call_jaxpr"}
 ATOMIC = {  # kept whole unless everything in it closes: what it says of derivatives must stay
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
 }
 
 

@@ -4,8 +4,8 @@
     closed(z) = c + a·z + Σ_i w_i Π_k L_ik(z) exp(E_i(z)),    L, E affine
     E closed(z) = c + a·m + Σ_i w_i exp(E_i(m) + ½ V E_i) E' Π_k L_ik
 
-where E' shifts the means of the L_ik by cov(L_ik, E_i) and leaves their covariances. A Gaussian prior is closed,
-with fixed or latent scales; its gradient then carries no Monte Carlo noise.
+where E' shifts the means of the L_ik by cov(L_ik, E_i) and leaves their covariances. A Gaussian prior is
+closed, with fixed or latent scales; its gradient then carries no Monte Carlo noise.
 """
 
 from collections.abc import Callable
@@ -160,7 +160,7 @@ def read_moments(function: Callable[[Float[Array, " dim"]], Scalar], z: Float[Ar
     return Moments(
         affine=lower.affine(closed.affine, ()),
         terms=tuple(lower.term(term) for term in closed.terms if term.weights.nnz),
-        constants=() if remainder is None else tuple(remainder.consts),
+        constants=() if remainder is None else tuple(jnp.asarray(c) for c in remainder.consts),
         jaxpr=None if remainder is None else remainder.jaxpr,
         touched_bits=np.packbits(touched).tobytes(),
         dim=z.size,
@@ -245,7 +245,7 @@ class _Lowering:
     def covariance(self, left: rules.Affine, right: rules.Affine, shape) -> Map:
         """The map from s² to Σ_d A_id B_id s²_d."""
         products = sparse.csr_array(left.matrix.multiply(right.matrix))
-        return self.affine(rules.Affine(np.zeros(products.shape[0]), products), shape)
+        return self.affine(rules.Affine(np.zeros(left.offset.size), products), shape)
 
     def affine(self, affine: rules.Affine, shape) -> Map:
         offset = self.array(_shrink(affine.offset.reshape(shape)))
@@ -257,7 +257,7 @@ class _Lowering:
             return ()
         width = int(np.diff(matrix.indptr).max())
         start, stop = int(matrix.indices.min()), int(matrix.indices.max()) + 1
-        if width > FEW and matrix.nnz >= DENSE * matrix.shape[0] * (stop - start):
+        if width > FEW and matrix.nnz >= DENSE * (matrix.indptr.size - 1) * (stop - start):
             return (Block(self.array(matrix[:, start:stop].toarray()), start, shape),)
         indices, coefficient = _padded(matrix, width)
         if width > FEW:
@@ -299,7 +299,7 @@ def _find_or_append(known: list[rules.Affine], affine: rules.Affine) -> int:
 def _same(left: rules.Affine, right: rules.Affine) -> bool:
     if left.matrix.nnz != right.matrix.nnz or not np.array_equal(left.offset, right.offset):
         return False
-    return abs(left.matrix - right.matrix).max() == 0
+    return bool(abs(left.matrix - right.matrix).max() == 0)
 
 
 def _padded(matrix: sparse.csr_array, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -311,8 +311,9 @@ def _padded(matrix: sparse.csr_array, width: int) -> tuple[np.ndarray, np.ndarra
     return indices, coefficient
 
 
-def _shrink(values: np.ndarray) -> np.ndarray:
+def _shrink(values: np.ndarray | np.generic) -> np.ndarray:
     """Keep one of the entries along an axis on which they are all equal."""
+    values = np.asarray(values)
     for axis in range(values.ndim):
         first = values.take([0], axis)
         if (values == first).all():

@@ -61,6 +61,10 @@ class AbstractNoise(eqx.Module):
         """The gradient of Σ w_n f~_n at the remembered places, with this noise."""
 
     @abstractmethod
+    def excess(self, view, params: MeanFieldParams, data, weights, draws: Draws) -> Float[Array, " dim"]:
+        """E diag Σ w_n ∇²K_n less the d of these parameters (0 where there is none), with this noise."""
+
+    @abstractmethod
     def summarise(self, view, entry: Entry, data, weights) -> Summary:
         """What the mean of f~ over ε depends on."""
 
@@ -92,8 +96,18 @@ class ParameterNoise(AbstractNoise):
         v = params.scale * draws
         slope, bend = view.expand(entry, view.push(v, data), data, weights)
         gradient = view.pull(slope + bend, data)
-        controlled = isinstance(view, LinearView) and view.has_squares
-        return MeanFieldParams(gradient, gradient * v if controlled else jnp.zeros_like(v))
+        # Without d the mean of ∇²K v⊙v is not known, but that of ∇K⊙v is: zero.
+        for_scale = gradient if has_curvature(view) else view.pull(slope, data)
+        return MeanFieldParams(gradient, for_scale * v)
+
+    def excess(self, view, params, data, weights, draws):
+        v = params.scale * draws
+        here = view.look(params.location, data)
+        there = here + view.push(v, data)
+        if has_curvature(view):
+            return view.curvature(there, data, weights) - view.curvature(here, data, weights)
+        change = view.slope(there, data, weights) - view.slope(here, data, weights)
+        return view.pull(change, data) * draws / params.scale
 
     def summarise(self, view, entry, data, weights):
         return _summarise(view, entry, data, weights)
@@ -123,6 +137,9 @@ class PaperNoise(AbstractNoise):
         slope, bend = view.expand(entry.location, entry.scale * draws, data, weights)
         return MeanFieldParams(view.pull(slope + bend, data), jnp.zeros_like(params.log_scale))
 
+    def excess(self, view, params, data, weights, draws):
+        return ParameterNoise().excess(view, params, data, weights, draws)
+
     def summarise(self, view, entry, data, weights):
         return Summary(view.pull(view.slope(entry.location, data, weights), data), None)
 
@@ -149,6 +166,12 @@ class PredictorNoise(AbstractNoise):
         step = _spread_scale(view, params, data) * draws
         slope, bend = view.expand(entry, step, data, weights)
         return self._pull(view, slope + bend, params, data, draws)
+
+    def excess(self, view, params, data, weights, draws):
+        here = view.look(params.location, data)
+        there = here + _spread_scale(view, params, data) * draws
+        change = view.bend(there, data, weights) - view.bend(here, data, weights)
+        return view.pull_squared(change, data)
 
     def summarise(self, view, entry, data, weights):
         return _summarise(view, entry, data, weights)
@@ -202,6 +225,9 @@ class Quadrature(AbstractNoise):
     def sampled(self, view, entry, params, data, weights, draws):
         return self.expected(self.summarise(view, entry, data, weights), params)
 
+    def excess(self, view, params, data, weights, draws):
+        return jnp.zeros_like(params.location)
+
     def summarise(self, view, entry, data, weights):
         counts = (view.problem.num_data * weights)[:, None]
         return Summary(view.pull(counts * entry.slope, data), view.pull_squared(counts * entry.bend, data))
@@ -221,6 +247,11 @@ def gauss_hermite(nodes: int) -> tuple[np.ndarray, np.ndarray]:
 def draw_latent(key: Key[Array, ""], view: AbstractView) -> Float[Array, " dim"]:
     """ε for every coordinate of z."""
     return jax.random.normal(key, (view.problem.dim,), view.problem.dtype)
+
+
+def has_curvature(view: AbstractView) -> bool:
+    """Whether d is to be had."""
+    return isinstance(view, LinearView) and view.has_squares
 
 
 def _spread_scale(view, params: MeanFieldParams, data) -> Seen:

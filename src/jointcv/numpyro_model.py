@@ -1,13 +1,13 @@
 """A NumPyro model as a problem: log p(z) and log p(x_n | z), read from one run of the model.
 
-The model is run once, abstractly, with the data plate's indices replaced by a single symbolic index. Every value
-of the resulting jaxpr then depends on
+The model is run once, abstractly, with the data plate's indices replaced by a single symbolic index. Every
+value of the resulting jaxpr then depends on
 
     the index but not on z    row values: computed once for all n, they become the data
     neither                   constants: computed once, they become leaves of the callables
     z                         what log_likelihood(z, datum) and log_prior(z) evaluate.
 
-Among the values that separate the model's arrays from z, a minimum cut picks those that are cheapest to store.
+Among the values that separate the model's arrays from z, a minimum cut picks the cheapest to store.
 """
 
 from collections import defaultdict, deque
@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jax.extend.core.primitives import jit_p
 from jaxtyping import Array, PyTree, Scalar
@@ -39,9 +40,9 @@ def from_numpyro(
 ) -> Problem:
     """The problem that a NumPyro model states.
 
-    The model has global latent variables and one data plate that it indexes (`with numpyro.plate(...) as idx`, or
-    `numpyro.subsample`); a `subsample_size` makes no difference. Observed sites and factors in the plate are the
-    likelihood, everything else is the prior. z is a dict of unconstrained values by site name, as in
+    The model has global latent variables and one data plate that it indexes (`with plate(...) as idx`, or
+    `numpyro.subsample`); a `subsample_size` makes no difference. Observed sites and factors in the plate are
+    the likelihood, everything else is the prior. z is a dict of unconstrained values by site name, as in
     `numpyro.infer.initialize_model`.
 
     Args:
@@ -52,7 +53,8 @@ def from_numpyro(
         **kwargs: the model's other keyword arguments.
 
     Returns:
-        The problem; its `constrain` gives latent and deterministic sites by name, without those in the data plate.
+        The problem. Its `constrain` gives latent and deterministic sites by name, except deterministic sites
+        in the data plate: they have a value for every datum, N times the cost and memory of the others.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -73,14 +75,14 @@ def trace_model(
     """What `from_numpyro` builds the problem from; the same arguments."""
     if data is not None and data_plate is not None:
         raise ValueError(
-            f"data_plate={data_plate!r} and data were both given. Pass data= for a model whose arguments hold the "
-            "rows, or data_plate= for one that indexes its plate."
+            f"data_plate={data_plate!r} and data were both given. Pass data= for a model whose arguments "
+            "hold the rows, or data_plate= for one that indexes its plate."
         )
     rows = None if data is None else jax.tree.map(jnp.asarray, data)
-    call = _Call(model, *jax.tree.map(_indexable, (args, kwargs)), rows)
+    call = _Call(model, jax.tree.map(_indexable, args), jax.tree.map(_indexable, kwargs), rows)
     full = _global_structure(call)
-    plate = None if data is not None else _data_plate(full, data_plate)
-    num_data = _num_rows(rows) if plate is None else full.plates[plate].size
+    plate = _data_plate(full, data_plate) if rows is None else None
+    num_data = full.plates[plate].size if plate is not None else _num_rows(rows)
     single = _structure(call, plate, _first(1, num_data))
     _refuse_local_latents(full, single, plate)
     example = {name: jnp.zeros(site.unconstrained_shape) for name, site in full.latents.items()}
@@ -183,11 +185,11 @@ class NumPyroModel(eqx.Module):
         return Predictive(model, latent, return_sites=names)(key, *args, **kwargs)
 
 
-# Running the model ---------------------------------------------------------------------------------------------
+# Running the model -----------------------------------------------------------------------------------------
 
 
 class _Call:
-    """A model and its arguments. Compared by identity, so that it can be static: jit need not carry the arrays."""
+    """A model and its arguments. Compared by identity, so it can be static: jit need not carry the arrays."""
 
     def __init__(self, model: Callable, args: tuple, kwargs: dict, rows: dict[str, Any] | None):
         self.model, self.args, self.kwargs, self.rows = model, args, kwargs, rows
@@ -201,15 +203,20 @@ class _Call:
 class _Indexable(np.ndarray):
     """A NumPy array that traced indices can index; still concrete, as `int(group.max())` in a model needs."""
 
+    array: Array | None = None
+
     def __getitem__(self, key):
         if any(isinstance(part, jax.Array) for part in (key if isinstance(key, tuple) else (key,))):
-            return jnp.asarray(np.asarray(self))[key]
+            return (jnp.asarray(np.asarray(self)) if self.array is None else self.array)[key]
         return super().__getitem__(key)
 
 
 def _indexable(leaf):
-    is_numeric = type(leaf) is np.ndarray and leaf.dtype.kind in "biuf"
-    return leaf.view(_Indexable) if is_numeric else leaf
+    if type(leaf) is not np.ndarray or leaf.dtype.kind not in "biuf":
+        return leaf
+    indexable = leaf.view(_Indexable)
+    indexable.array = jnp.asarray(leaf)
+    return indexable
 
 
 class _Plate(NamedTuple):
@@ -218,17 +225,14 @@ class _Plate(NamedTuple):
 
 
 class _Plates(Messenger):
-    """Gives the data plate these indices and other plates all of theirs, without NumPyro's N / batch scale."""
+    """Gives the data plate these indices and other plates all of theirs, without the scale of N / batch."""
 
     def __init__(self, fn: Callable, plate: str | None, indices):
         super().__init__(fn)
         self.plate, self.indices = plate, indices
         self.plates: dict[str, _Plate] = {}
-        self.draws_keys = False
 
     def process_message(self, msg):
-        if msg["type"] == "prng_key":
-            self.draws_keys = True
         if msg["type"] == "plate":
             size, subsample_size = msg["args"]
             self.plates[msg["name"]] = _Plate(size, subsample_size)
@@ -262,7 +266,6 @@ class _Site(NamedTuple):
 class _Structure(NamedTuple):
     sites: dict[str, _Site]
     plates: dict[str, _Plate]
-    draws_keys: bool
 
     @property
     def latents(self) -> dict[str, _Site]:
@@ -298,14 +301,12 @@ def _structure(call: _Call, plate: str | None, indices, seed: int = 0) -> _Struc
     found = []
 
     def run(indices):
-        model = handlers.substitute(handlers.seed(call.model, seed), substitute_fn=init_to_uniform)
+        model = handlers.substitute(handlers.seed(_Kinds(call.model), seed), substitute_fn=init_to_uniform)
         handler = _Plates(model, plate, indices)
         args, kwargs = call.arguments(indices)
         trace = handlers.trace(handler).get_trace(*args, **kwargs)
-        for name, msg in trace.items():
-            _check_kind(name, msg)
         sites = {name: _describe(msg) for name, msg in trace.items() if msg["type"] != "plate"}
-        found.append(_Structure(sites, handler.plates, handler.draws_keys))
+        found.append(_Structure(sites, handler.plates))
 
     with _explained():
         jax.eval_shape(run, indices)
@@ -316,10 +317,11 @@ def _unconstrained(z, msg):
     """The constrained value of a latent site; its Jacobian joins the model as a factor, as NumPyro has it."""
     if msg["type"] != "sample" or msg["name"] not in z:
         return None
-    transform, point = biject_to(msg["fn"].support), z[msg["name"]]
+    support, point = msg["fn"].support, z[msg["name"]]
+    if getattr(support, "base_constraint", support) is dist.constraints.real:
+        return point
+    transform = biject_to(support)
     value = transform(point)
-    if isinstance(transform, dist.transforms.IdentityTransform):
-        return value
     log_det = transform.log_abs_det_jacobian(point, value)
     event_ndim = len(msg["fn"].event_shape)
     factor(f"_{msg['name']}_log_det", sum_rightmost(log_det, log_det.ndim - value.ndim + event_ndim))
@@ -345,7 +347,7 @@ def _run(call: _Call, plate: str | None, example, indices) -> "tuple[_Run, dict[
     with _explained():
         closed, shapes = jax.make_jaxpr(run, return_shape=True)(example, indices)
     slots = jax.tree.unflatten(jax.tree.structure(shapes), range(len(jax.tree.leaves(shapes))))
-    return _Run(_inline(closed), slots), sites
+    return _Run(_without_repeats(_inline(closed)), slots), sites
 
 
 @contextmanager
@@ -359,13 +361,14 @@ def _explained():
         jax.errors.NonConcreteBooleanIndexError,
     ) as error:
         raise ValueError(
-            "The model needs the concrete value of a latent variable or of the plate's indices, which stochastic "
-            f"control flow does: {str(error).splitlines()[0]} Replace Python conditions on values by jnp.where, pass "
-            "sizes as plain numbers, and pass NumPy arrays as arguments or as jax arrays instead of capturing them."
+            "The model needs the concrete value of a latent variable or of the plate's indices, which "
+            f"stochastic control flow does: {str(error).splitlines()[0]} Replace Python conditions on "
+            "values by jnp.where, pass sizes as plain numbers, and pass NumPy arrays as arguments instead of "
+            "capturing them."
         ) from error
 
 
-# What is refused -----------------------------------------------------------------------------------------------
+# What is refused -------------------------------------------------------------------------------------------
 
 
 def _global_structure(call: _Call) -> _Structure:
@@ -375,13 +378,8 @@ def _global_structure(call: _Call) -> _Structure:
     changed = {name for name, _ in _shapes(first) ^ _shapes(second)}
     if changed:
         raise ValueError(
-            f"Sites {sorted(changed)} change between two runs of the model (stochastic control flow). Let every run "
-            "have the same sites with the same shapes."
-        )
-    if first.draws_keys:
-        raise ValueError(
-            "The model draws random numbers outside its latent sites (numpyro.prng_key, or a site hidden by "
-            "handlers.block). Make them numpyro.sample sites or fix them before the model."
+            f"Sites {sorted(changed)} change between two runs of the model (stochastic control flow). Let "
+            "every run have the same sites with the same shapes."
         )
     return first
 
@@ -390,31 +388,44 @@ def _shapes(structure: _Structure) -> set:
     return {(name, (site.type, site.is_observed, site.shape)) for name, site in structure.sites.items()}
 
 
-def _check_kind(name: str, msg) -> None:
-    if msg["type"] in ("param", "mutable"):
+class _Kinds(Messenger):
+    """Refuses statements of a kind that the method does not serve, before NumPyro runs them."""
+
+    def process_message(self, msg):
+        name = str(msg.get("name"))
+        if msg["type"] == "prng_key":
+            raise ValueError(
+                "The model draws random numbers outside its latent sites (numpyro.prng_key, or a site hidden "
+                "by handlers.block). Make them numpyro.sample sites or fix them before the model."
+            )
+        if msg["type"] in ("param", "mutable"):
+            raise ValueError(
+                f"Site '{name}' is a numpyro.{msg['type']} statement; only latent variables are inferred. "
+                "Give it a prior with numpyro.sample, or pass its value as an argument."
+            )
+        if msg["type"] == "sample" and not msg["is_observed"]:
+            _check_latent(name, msg["fn"], msg.get("_control_flow_done", False))
+
+
+def _check_latent(name: str, distribution, in_control_flow: bool) -> None:
+    support = distribution.support
+    if in_control_flow:
         raise ValueError(
-            f"Site '{name}' is a numpyro.{msg['type']} statement; only latent variables are inferred. Give it a prior "
-            "with numpyro.sample, or pass its value as an argument."
+            f"Latent site '{name}' is inside a control flow primitive (scan or cond). Sample it outside, "
+            "with its whole shape, and let the loop read its entries."
         )
-    if msg["type"] != "sample" or msg["is_observed"]:
-        return
-    if msg.get("_control_flow_done"):
+    if support.is_discrete:
         raise ValueError(
-            f"Latent site '{name}' is inside a control flow primitive (scan or cond). Sample it outside, with its "
-            "whole shape, and let the loop read its entries."
+            f"Latent site '{name}' is discrete. Enumeration is not supported: sum it out in the model, for "
+            "example with dist.MixtureSameFamily."
         )
-    if msg["fn"].support.is_discrete:
-        raise ValueError(
-            f"Latent site '{name}' is discrete. Enumeration is not supported: sum it out in the model, for example "
-            "with dist.MixtureSameFamily."
-        )
-    if isinstance(msg["fn"], dist.Delta):
+    if isinstance(distribution, dist.Delta):
         raise ValueError(f"Latent site '{name}' has a Delta distribution. Use numpyro.deterministic instead.")
     try:
-        biject_to(msg["fn"].support)
+        biject_to(support)
     except NotImplementedError as error:
         raise ValueError(
-            f"Latent site '{name}' has the support {msg['fn'].support}, for which NumPyro has no transform from the "
+            f"Latent site '{name}' has the support {support}, for which NumPyro has no transform from the "
             "real line. Use handlers.reparam or another distribution."
         ) from error
 
@@ -435,7 +446,8 @@ def _data_plate(structure: _Structure, asked: str | None) -> str:
             )
     if len(candidates) > 1:
         raise ValueError(
-            f"More than one plate can be the data plate: {candidates}. Choose one: data_plate={candidates[0]!r}."
+            f"More than one plate can be the data plate: {candidates}. Choose one, for example "
+            f"data_plate={candidates[0]!r}."
         )
     if not candidates:
         latents = sorted(name for name, site in structure.latents.items() if observed & site.plates.keys())
@@ -445,9 +457,9 @@ def _data_plate(structure: _Structure, asked: str | None) -> str:
             else ""
         )
         raise ValueError(
-            f"The model has no plate that holds observed sites and no latent ones. {found}Put the observations in "
-            "`with numpyro.plate(name, N) as idx`, or pass the arguments that hold the rows as "
-            "data={'X': X, 'y': y}."
+            f"The model has no plate that holds observed sites and no latent ones. {found}"
+            "Put the observations in `with numpyro.plate(name, N) as idx`, or pass the arguments that hold "
+            "the rows as data={'X': X, 'y': y}."
         )
     if candidates[0] not in structure.plates:
         raise ValueError(f"Plate '{candidates[0]}' was created outside the model. Create it inside.")
@@ -458,9 +470,9 @@ def _data_plate(structure: _Structure, asked: str | None) -> str:
     return candidates[0]
 
 
-def _num_rows(rows: dict[str, Any]) -> int:
-    sizes = {leaf.shape[0] if leaf.ndim else None for leaf in jax.tree.leaves(rows)}
-    if len(sizes) != 1 or None in sizes:
+def _num_rows(rows: Any) -> int:
+    sizes = {leaf.shape[0] if leaf.ndim else -1 for leaf in jax.tree.leaves(rows)}
+    if len(sizes) != 1 or min(sizes) < 1:
         shapes = {name: jax.tree.map(jnp.shape, leaf) for name, leaf in rows.items()}
         raise ValueError(f"data must hold arrays with the same number of rows; it has shapes {shapes}.")
     return sizes.pop()
@@ -472,8 +484,8 @@ def _refuse_local_latents(full: _Structure, single: _Structure, plate: str | Non
         if plate in site.plates or there is None or there.shape != site.shape:
             where = "grows with the rows of data" if plate is None else f"belongs to the data plate '{plate}'"
             raise ValueError(
-                f"Latent site '{name}' {where}: it is local to a datum. Only global latent variables are supported: "
-                "integrate it out, or sample it in a plate of groups outside and index it."
+                f"Latent site '{name}' {where}: it is local to a datum. Only global latent variables are "
+                "supported: integrate it out, or sample it in a plate of groups outside and index it."
             )
 
 
@@ -494,8 +506,9 @@ def _divide(run: "_Run", sites: dict[str, _Site], plate: str | None) -> _Terms:
         _refuse_ignored_indices({name: sites[name] for name in scored if name in inside}, plate)
     if moving - inside:
         raise ValueError(
-            f"Sites {sorted(moving - inside)} depend on the data's rows but are not part of the likelihood (latent, or "
-            "outside the data plate). Move them into the plate, or compute them from whole arrays."
+            f"Sites {sorted(moving - inside)} depend on the data's rows but are not part of the "
+            "likelihood (latent, or outside the data plate). Move them into the plate, or compute them from "
+            "whole arrays."
         )
     if not moving:
         place = "data" if plate is None else f"the indices of plate '{plate}'"
@@ -526,9 +539,10 @@ def _refuse_ignored_indices(inside: dict[str, _Site], plate: str) -> None:
         length = shape[dim] if len(shape) >= -dim else 1
         if length != 1:
             raise ValueError(
-                f"Site '{name}' ignores the indices of plate '{plate}': for 1 index it has {length} rows, so that "
-                f"subsampling would inflate its likelihood. Index its arguments (`with numpyro.plate('{plate}', N) as "
-                "idx`, X[idx], obs=y[idx]), use numpyro.subsample, or pass the arguments as data={'X': X, 'y': y}."
+                f"Site '{name}' ignores the indices of plate '{plate}': for 1 index it has {length} rows, so "
+                "that subsampling would inflate its likelihood. Index its arguments (`with "
+                f"numpyro.plate('{plate}', N) as idx`, X[idx], obs=y[idx]), use numpyro.subsample, or pass "
+                "the arguments as data={'X': X, 'y': y}."
             )
 
 
@@ -539,14 +553,14 @@ def _refuse_coupled_rows(traced: NumPyroModel) -> None:
         run, _ = _run(traced.call, traced.data_plate, traced.example, indices)
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"The model runs with 1 datum but not with {len(indices)}. A plate whose size is written into the model "
-            f"needs its indices; NumPyro says: {error}"
+            f"The model runs with 1 datum but not with {len(indices)}. A plate whose size is written into "
+            f"the model needs its indices; NumPyro says: {error}"
         ) from error
     together = run.program("log_prob", traced.likelihood_sites)
     keys = jax.random.split(jax.random.key(0), len(traced.example))
     z = {
         name: 0.1 * jax.random.normal(key, traced.example[name].shape)
-        for name, key in zip(traced.example, keys)
+        for name, key in zip(traced.example, keys, strict=True)
     }
 
     @eqx.filter_jit
@@ -559,13 +573,13 @@ def _refuse_coupled_rows(traced: NumPyroModel) -> None:
         tolerance = np.sqrt(np.finfo(apart.dtype).eps) * (1 + size)
         if np.isfinite(apart) and np.isfinite(joint) and abs(apart - joint) > tolerance:
             raise ValueError(
-                f"Site '{name}' couples its rows: {len(indices)} rows have the log density {joint:.6g} together and "
-                f"{apart:.6g} one by one. Compute what spans rows (means, scales by the batch size, covariances) "
-                "outside the model, from all data."
+                f"Site '{name}' couples its rows: {len(indices)} rows have the log density {joint:.6g} "
+                f"together and {apart:.6g} one by one. Compute what spans rows (means, scales by the "
+                "batch size) outside the model, from all data."
             )
 
 
-# Taking the jaxpr apart ----------------------------------------------------------------------------------------
+# Taking the jaxpr apart ------------------------------------------------------------------------------------
 
 
 class Program(eqx.Module):
@@ -576,7 +590,7 @@ class Program(eqx.Module):
     constants: list[Array]
 
     def __call__(self, *inputs) -> dict[str, Array]:
-        outputs = jax.core.eval_jaxpr(self.jaxpr, self.constants, *jax.tree.leaves(inputs))
+        outputs = eval_jaxpr(self.jaxpr, self.constants, *jax.tree.leaves(inputs))
         return dict(zip(self.names, outputs, strict=True))
 
 
@@ -625,6 +639,40 @@ def _inline(closed: ClosedJaxpr) -> ClosedJaxpr:
     return jax.make_jaxpr(lambda *inputs: evaluate(closed.jaxpr, closed.consts, inputs))(*closed.in_avals)
 
 
+def _without_repeats(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same jaxpr with equal equations merged: a model may write X[idx] twice, the data hold it once."""
+    same: dict[Var, Var] = {}
+    seen: dict[Any, Any] = {}
+    kept = []
+
+    def resolve(atom):
+        return atom if isinstance(atom, Literal) else same.get(atom, atom)
+
+    for variable, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+        same[variable] = seen.setdefault(id(value), variable)
+    for equation in closed.jaxpr.eqns:
+        equation = equation.replace(invars=[resolve(atom) for atom in equation.invars])
+        operands = tuple((str(a.aval), str(a.val)) if isinstance(a, Literal) else a for a in equation.invars)
+        key = (equation.primitive, operands, tuple(sorted(equation.params.items(), key=lambda item: item[0])))
+        if equation.effects or not _is_hashable(key):
+            kept.append(equation)
+        elif key in seen:
+            same.update(zip(equation.outvars, seen[key], strict=True))
+        else:
+            seen[key] = equation.outvars
+            kept.append(equation)
+    outputs = [resolve(atom) for atom in closed.jaxpr.outvars]
+    return ClosedJaxpr(closed.jaxpr.replace(eqns=kept, outvars=outputs), closed.consts)
+
+
+def _is_hashable(key) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
+
+
 class _Run(NamedTuple):
     """The jaxpr of one run, (z, indices) -> outputs, with the position of each site's outputs."""
 
@@ -661,8 +709,9 @@ class _Run(NamedTuple):
         known = [e for e in equations if by_z.isdisjoint(e.outvars)]
         inputs = [self._index, *jaxpr.constvars]
         values = [*inputs, *(variable for equation in known for variable in equation.outvars)]
-        # A row value is stored N times, a constant once; twice its size makes rows win where it is a tie.
-        price = {v: max(_num_bytes(v), 1) * (num_data if v in by_index else 2) for v in values}
+        # A row value is stored N times, a constant once; twice its size makes rows win where it is a tie. The
+        # eight bytes that every value costs besides keep the values few.
+        price = {v: (_num_bytes(v) + 8) * (num_data if v in by_index else 2) for v in values}
         cut = _minimum_cut(known, inputs, {v for use in uses for v in use} - by_z, price)
         rows = [v for v in cut if v in by_index]
         constants = self._constants([v for v in cut if v not in by_index])
@@ -710,10 +759,10 @@ def _num_bytes(variable: Var) -> int:
 def _minimum_cut(
     equations: list[JaxprEqn], sources: Iterable[Var], sinks: Iterable[Var], price: dict[Var, int]
 ) -> list[Var]:
-    """The values of least total price that every way from sources to sinks passes, as close to the sinks as can be.
+    """The values of least total price that every way from sources to sinks passes, close to the sinks.
 
-    Every value is an edge of a network (from its "in" to its "out") whose capacity is its price; augmenting paths
-    (Edmonds and Karp) fill it.
+    Every value is an edge of a network (from its "in" to its "out") whose capacity is its price; augmenting
+    paths (Edmonds and Karp) fill it.
     """
     unlimited = sum(price.values()) + 1
     room: dict[Any, dict[Any, int]] = defaultdict(dict)

@@ -42,6 +42,14 @@ class AbstractPrior(eqx.Module):
     def expected(self, params: MeanFieldParams) -> MeanFieldParams:
         """The mean of `sampled` over the noise."""
 
+    @abstractmethod
+    def curvature(self, params: MeanFieldParams, draws: Latent) -> Latent:
+        """E_q diag ∇²P, with this noise where it has to be sampled."""
+
+    @abstractmethod
+    def hessian_product(self, params: MeanFieldParams, direction: Latent) -> Latent:
+        """∇²P v at the location, or its mean."""
+
 
 class SampledPrior(AbstractPrior):
     """P at z = m + v.
@@ -68,14 +76,22 @@ class SampledPrior(AbstractPrior):
     def sampled(self, params, draws):
         v = params.scale * draws
         slope, bend = jax.jvp(self._slope, (params.location,), (v,))
-        gradient = slope + bend
-        return MeanFieldParams(gradient, jnp.zeros_like(v) if self.diagonal is None else gradient * v)
+        # Without the diagonal the mean of ∇²P v⊙v is not known, but that of ∇P⊙v is: zero.
+        for_scale = slope if self.diagonal is None else slope + bend
+        return MeanFieldParams(slope + bend, for_scale * v)
 
     def expected(self, params):
         gradient = self._slope(params.location)
         if self.diagonal is None:
             return MeanFieldParams(gradient, jnp.zeros_like(gradient))
         return MeanFieldParams(gradient, params.variance * self.diagonal(params.location))
+
+    def curvature(self, params, draws):
+        controlled = self.gradient(params, draws).log_scale - self.sampled(params, draws).log_scale
+        return (controlled + self.expected(params).log_scale) / params.variance
+
+    def hessian_product(self, params, direction):
+        return jax.jvp(self._slope, (params.location,), (direction,))[1]
 
     def _slope(self, position):
         return -jax.grad(self.log_density)(position)
@@ -102,6 +118,17 @@ class ClosedPrior(AbstractPrior):
 
     def expected(self, params):
         return self._rest.expected(params)
+
+    def curvature(self, params, draws):
+        closed = -2 * jax.grad(self.moments.expectation, 1)(params.location, params.variance)
+        return closed + self._rest.curvature(params, draws)
+
+    def hessian_product(self, params, direction):
+        def slope(location):
+            return -jax.grad(self.moments.expectation)(location, params.variance)
+
+        closed = jax.jvp(slope, (params.location,), (direction,))[1]
+        return closed + self._rest.hessian_product(params, direction)
 
     def _mean(self, params):
         return -self.moments.expectation(params.location, params.variance)

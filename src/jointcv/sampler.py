@@ -71,6 +71,9 @@ class Reshuffle(AbstractSampler):
     visits_once: ClassVar[bool] = True
     batch_size: int = eqx.field(static=True, default=100)
 
+    def __check_init__(self):
+        _check_batch_size(self)
+
     def epoch(self, key, num_data):
         return _partition(jax.random.permutation(key, num_data), self.batch_size)
 
@@ -81,6 +84,9 @@ class FixedBatches(AbstractSampler):
     visits_once: ClassVar[bool] = True
     batch_size: int = eqx.field(static=True, default=100)
     seed: int = eqx.field(static=True, default=0)
+
+    def __check_init__(self):
+        _check_batch_size(self)
 
     def epoch(self, key, num_data):
         schedule = self.sweep(num_data)
@@ -101,6 +107,9 @@ class WithReplacement(AbstractSampler):
 
     visits_once: ClassVar[bool] = False
     batch_size: int = eqx.field(static=True, default=100)
+
+    def __check_init__(self):
+        _check_batch_size(self)
 
     def epoch(self, key, num_data):
         steps = self.steps_per_epoch(num_data)
@@ -128,12 +137,21 @@ class FullBatch(AbstractSampler):
         return 1
 
 
+def _check_batch_size(sampler: AbstractSampler) -> None:
+    size = sampler.batch_size
+    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+        raise ValueError(
+            f"{type(sampler).__name__}(batch_size={size!r}) is not a number of data. Use 1 or more, "
+            "or FullBatch() for all of them."
+        )
+
+
 def _partition(order: Int[Array, " data"], batch_size: int) -> Schedule:
     num_data = order.shape[0]
     steps = math.ceil(num_data / batch_size)
     padding = steps * batch_size - num_data
     indices = jnp.pad(order, (0, padding), constant_values=num_data).reshape(steps, batch_size)
-    present = indices < num_data
+    present = (indices < num_data).astype(float)  # JAX's default precision
     weights = present / jnp.sum(present, axis=1, keepdims=True)
     share = present / num_data
     return Schedule(indices, weights, share, jnp.arange(steps), jnp.arange(steps))

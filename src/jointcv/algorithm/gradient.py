@@ -59,6 +59,9 @@ class GradientDescent(AbstractAlgorithm):
     def close(self, table, schedule, rows):
         return self.control.memory.close(table, schedule, rows)
 
+    def renew(self, state, table, step):
+        return state
+
     def params(self, state):
         return state.params
 

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 
 import equinox as eqx
-from jaxtyping import Array, Bool, Float, Key, PyTree, Scalar
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree, Scalar
 
 from jointcv.objective import AbstractObjective, Params
 from jointcv.sampler import AbstractSampler, Batch, Schedule
@@ -44,6 +44,10 @@ class AbstractAlgorithm(eqx.Module):
     @abstractmethod
     def close(self, table: Table, schedule: Schedule, rows: Rows) -> Table:
         """The steps' rows back in the table."""
+
+    @abstractmethod
+    def renew(self, state: State, table: Table, step: Int[Scalar, ""]) -> State:
+        """What is due once an epoch, before its first step."""
 
     @abstractmethod
     def params(self, state: State) -> Params:

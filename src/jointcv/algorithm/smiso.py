@@ -83,6 +83,9 @@ class Smiso(AbstractAlgorithm):
     def close(self, table, schedule, rows):
         return put_rows(table, self._places(schedule), rows)
 
+    def renew(self, state, table, step):
+        return state
+
     def params(self, state):
         return state
 

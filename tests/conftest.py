@@ -1,0 +1,49 @@
+"""float64, strict promotion, and shapes checked at run time in the package under test."""
+
+import os
+from pathlib import Path
+
+import jax
+import jaxtyping
+import numpy as np
+import pytest
+
+jax.config.update("jax_enable_x64", True)
+jaxtyping.install_import_hook("jointcv", "beartype.beartype")  # before the package is first imported
+
+IMPLICIT_PROMOTION = {"test_numpyro_model"}  # NumPyro's own code mixes types
+
+
+@pytest.fixture(autouse=True)
+def strict_promotion(request):
+    """No silent mixing of types, except where third-party code needs it."""
+    if request.module.__name__ in IMPLICIT_PROMOTION:
+        yield
+        return
+    with jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+@pytest.fixture
+def as_users_run():
+    """Without the run-time checks of the tests: what a wrong argument meets is the library's own check."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def load_data():
+    """`load_data(name)`: the arrays of a data set of the paper."""
+    folder = os.environ.get("JOINTCV_DATA")
+
+    def load(name: str) -> dict[str, np.ndarray]:
+        if not folder:
+            pytest.skip("JOINTCV_DATA does not name a folder of data sets")
+        path = Path(folder) / f"{name}.npz"
+        if not path.exists():
+            pytest.skip(f"{path} is missing")
+        with np.load(path) as arrays:
+            return dict(arrays)
+
+    return load
