@@ -1,6 +1,7 @@
 """Tables of problems, controls, memories and noises for the core's tests, and independent reference formulas."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -13,8 +14,9 @@ import jointcv as jcv
 from jointcv.algorithm.gradient import controlled_gradient
 from jointcv.algorithm.interface import AbstractAlgorithm
 from jointcv.evaluate import take_batch
-from jointcv.loop import Run, advance_epochs, epoch_schedule, start
-from jointcv.plan import assemble
+from jointcv.loop import Run, advance_epochs, start
+from jointcv.plan import assemble, find_view
+from jointcv.sampler import Schedule
 
 N, B = 23, 5  # not a multiple: the last minibatch is padded
 KEY = jax.random.key(20240501)
@@ -127,11 +129,17 @@ NOISES = {
 }
 
 
+@lru_cache
+def found_view(problem: jcv.Problem):
+    """Reading a model takes half a second."""
+    return find_view(problem).view
+
+
 def compose(problem: str | jcv.Problem, noise: str, control=None, sampler=None, whole=False, start=None, **options):
     """An algorithm of these parts. `whole` asks for a view of the whole z."""
     problem = PROBLEMS[problem] if isinstance(problem, str) else problem
-    if whole and noise != "paper":
-        options["view"] = jcv.WholeView(problem)
+    if noise != "paper":
+        options.setdefault("view", jcv.WholeView(problem) if whole else found_view(problem))
     objective, control, sampler = assemble(
         problem,
         control=jcv.JointCV(jcv.PerDatum()) if control is None else control,
@@ -168,32 +176,41 @@ class Estimates(NamedTuple):
     correction: jcv.MeanFieldParams
 
 
-def estimate(algorithm: jcv.GradientDescent, run: Run, key, epoch, place) -> Estimates:
-    """One step's gradient at a state: minibatch `place` of an epoch drawn by `key`, with noise drawn by `key`."""
-    objective, memory = algorithm.objective, algorithm.control.memory
-    params = algorithm.params(run.state)
-    schedule = epoch_schedule(algorithm, key, epoch).cut(place, 1)
-    # A frozen table stands at an epoch's beginning for Snapshots, so that place is 0 there.
-    schedule = eqx.tree_at(lambda s: s.place, schedule, jnp.zeros_like(schedule.place))
-    shared, rows = algorithm.open(run.table, schedule)
-    plan, row = jax.tree.map(lambda leaf: leaf[0], (schedule, rows))
-    batch = take_batch(objective, plan, 1, params.location.dtype)  # step 1: an anchor stays where it is
-    recall = memory.read(run.state.memory, shared, row, objective, params, batch)
-    noise_key = jax.random.fold_in(key, 12345)
-    _, gradient = controlled_gradient(algorithm, recall, params, batch, noise_key)
-    draws = objective.draw(noise_key, params, batch.data)
-    return Estimates(gradient, algorithm.control.correct(objective, recall, params, batch, draws))
+@eqx.filter_jit
+def minibatches(sampler, num_data: int, key, count: int) -> Schedule:
+    """Independent minibatches: of as many epochs, each at a random place."""
+    steps = sampler.steps_per_epoch(num_data)
+
+    def one(key):
+        place = jax.random.randint(jax.random.fold_in(key, 1), (), 0, steps)
+        schedule = sampler.epoch(key, num_data).cut(place, 1)
+        # The table is frozen at an epoch's beginning, and so is what Snapshots make of it.
+        return eqx.tree_at(lambda s: s.place, schedule, jnp.zeros_like(schedule.place))
+
+    return jax.vmap(one)(jax.random.split(key, count))
+
+
+def estimates(algorithm: jcv.GradientDescent, run: Run, key, count: int) -> Estimates:
+    """Independent steps at one state."""
+    schedules = minibatches(algorithm.sampler, algorithm.objective.num_data, key, count)
+    return _estimates(algorithm, run, schedules, jax.random.split(jax.random.fold_in(key, 2), count))
 
 
 @eqx.filter_jit
-def estimates(algorithm: jcv.GradientDescent, run: Run, key, count: int) -> Estimates:
-    """Independent steps at one state; a step's place in its epoch is random."""
-    steps = algorithm.sampler.steps_per_epoch(algorithm.objective.num_data)
+def _estimates(algorithm, run: Run, schedules: Schedule, keys) -> Estimates:
+    objective, memory = algorithm.objective, algorithm.control.memory
+    params = algorithm.params(run.state)
 
-    def one(key):
-        return estimate(algorithm, run, key, 0, jax.random.randint(jax.random.fold_in(key, 54321), (), 0, steps))
+    def one(schedule, key):
+        shared, rows = algorithm.open(run.table, schedule)
+        plan, row = jax.tree.map(lambda leaf: leaf[0], (schedule, rows))
+        batch = take_batch(objective, plan, 1, params.location.dtype)  # step 1: an anchor stays where it is
+        recall = memory.read(run.state.memory, shared, row, objective, params, batch)
+        _, gradient = controlled_gradient(algorithm, recall, params, batch, key)
+        draws = objective.draw(key, params, batch.data)
+        return Estimates(gradient, algorithm.control.correct(objective, recall, params, batch, draws))
 
-    return jax.lax.map(one, jax.random.split(key, count), batch_size=256)
+    return jax.vmap(one)(schedules, keys)
 
 
 @eqx.filter_jit

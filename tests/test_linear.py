@@ -700,3 +700,30 @@ def test_the_split_itself_mixes_no_types():
         assert verify(parts, function, z, data, KEY) is None
         assert "7 of 7" in str(squares_hold(parts, z, data))
         all_squared(parts, z, data)
+
+
+@each_found
+def test_rows_are_the_support_of_the_jacobian(case):
+    z = random_z(case.dim)
+    parts = found(case.function, z, case.data)
+    A = jacobians(parts, z, case.data)
+    for index in range(NUM_DATA):
+        entries = [
+            np.asarray(rows).reshape(rows.shape[0], -1).T for rows in parts.rows(row(case.data, index))
+        ]
+        read = [set(entry[entry >= 0].tolist()) for rows in entries for entry in rows]
+        assert read == [set(np.flatnonzero(predictor).tolist()) for predictor in A[index]]
+
+
+def test_product_of_two_latents_is_not_linear():
+    z, data = random_z(6), (FIRST, SECOND, REAL)
+    parts = found(lambda z, datum: datum[2] * jnp.sin(z[datum[0]] * z[datum[1]]), z, data)
+    assert parts.num_predictors == 2
+
+
+def test_what_the_output_does_not_need_is_ignored():
+    def function(z, datum):
+        jnp.exp(z)
+        return logistic(z, datum)
+
+    assert found(function, random_z(FEATURES), (X, BINARY)).num_predictors == 1

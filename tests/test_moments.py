@@ -116,6 +116,10 @@ CLOSED = {
         ),
         3,
     ),
+    "irregular": (
+        lambda z: -jnp.sum(jnp.exp(0.5 * z)[jnp.array([0, 1, 3])]) - jnp.sum(z[jnp.array([3, 0])] ** 2),
+        4,
+    ),
     "updated": (lambda z: -jnp.sum(jnp.zeros(4).at[1:4].set(z).at[0].set(z[2]) ** 2 * jnp.arange(4.0)), 3),
     "padded and reversed": (lambda z: -jnp.sum(jnp.cumsum(jnp.pad(z[::-1], 1, constant_values=0.5)) ** 2), 3),
     "inside jit, remat and custom_jvp": (
@@ -389,11 +393,25 @@ def test_a_jitted_caller_traces_once():
 def test_reading_while_tracing():
     def outer(scale, z):
         moments = read_moments(lambda z: dist.Normal(0.0, 2).log_prob(z).sum() + jnp.sum(scale * z), z)
+        assert moments.terms and not moments.is_complete  # the scale is not known yet
         return moments.closed(z) + moments.remainder(z)
 
     z = jnp.arange(3.0)
     found = jax.jit(outer)(jnp.float64(1.5), z)
     np.testing.assert_allclose(found, dist.Normal(0.0, 2).log_prob(z).sum() + 4.5, rtol=1e-12)
+
+
+def test_the_remainder_keeps_derivative_rules():
+    @jax.custom_jvp
+    def guarded(x):
+        return jnp.sqrt(x**2 - 2 * x + 1 + 0 * jnp.sin(x))
+
+    @guarded.defjvp
+    def _(primals, tangents):
+        return guarded(*primals), 7.0 * tangents[0]
+
+    moments = read_moments(lambda z: normal_part(z) + guarded(z[2]), jnp.zeros(3))
+    np.testing.assert_allclose(jax.grad(moments.remainder)(jnp.ones(3)), [0.0, 0.0, 7.0])
 
 
 def test_single_precision():

@@ -13,6 +13,9 @@ from jointcv.objective import AbstractObjective, Params
 from jointcv.sampler import Batch, Reshuffle, Schedule
 
 
+DRAWS_AT_ONCE = 16
+
+
 class Estimate(NamedTuple):
     """A mean over draws and its standard error."""
 
@@ -52,7 +55,7 @@ def full_values(
         draws = objective.draw(key, params, first.data)
         return total + objective.rest(params, draws)
 
-    return jax.lax.map(one_draw, jax.random.split(key, num_draws))
+    return jax.lax.map(one_draw, jax.random.split(key, num_draws), batch_size=min(num_draws, DRAWS_AT_ONCE))
 
 
 def full_value(

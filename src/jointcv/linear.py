@@ -155,6 +155,12 @@ def offenders(split: Split, z: Float[Array, " dim"], data: PyTree) -> Bool[np.nd
     return np.concatenate(found)[:num_data]
 
 
+def rows_vary(split: Split, datum: PyTree) -> bool:
+    """Whether the coordinates of z that a datum sees depend on the datum, as those of theta[i] do."""
+    layout = _row_layout(split, datum)
+    return isinstance(layout, str) or layout.vary
+
+
 def squares_hold(split: Split, z: Float[Array, " dim"], data: PyTree) -> str | None:
     """Check that for every datum `split.squared` is exact and the predictors have disjoint supports.
 

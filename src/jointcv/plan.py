@@ -16,7 +16,7 @@ import numpy as np
 from jointcv.control import AbstractControl, JointCV
 from jointcv.elbo import Elbo, fold_prior
 from jointcv.family import MeanField
-from jointcv.linear import NoSplit, offenders, split, squares_hold
+from jointcv.linear import NoSplit, offenders, rows_vary, split, squares_hold, verify
 from jointcv.memory import AbstractMemory, Anchor, PerBatch, PerDatum, Snapshots, WholeTable
 from jointcv.noise import AbstractNoise, PaperNoise, ParameterNoise, PredictorNoise, Quadrature
 from jointcv.prior import closed_prior, sampled_prior
@@ -45,12 +45,16 @@ def find_view(problem: Problem) -> Found:
     found = split(problem.likelihood_at, position, datum)
     if isinstance(found, NoSplit):
         return Found(WholeView(problem), found.reason)
+    wrong = verify(found, problem.likelihood_at, position, problem.data, jax.random.key(0))
+    if wrong is not None:
+        return Found(WholeView(problem), f"a linear view was read but does not hold: {wrong}")
+    same_rows = not rows_vary(found, datum)
     reason = squares_hold(found, position, problem.data)
     if reason is None:
-        return Found(LinearView(problem, found, has_squares=True))
+        return Found(LinearView(problem, found, has_squares=True, same_rows=same_rows))
     few = np.asarray(offenders(found, position, problem.data))
     if 0 < few.sum() <= max(16, problem.num_data // 1000) and few.sum() < problem.num_data:
-        return Found(LinearView(set_apart(problem, few), found, has_squares=True))
+        return Found(LinearView(set_apart(problem, few), found, has_squares=True, same_rows=same_rows))
     return Found(LinearView(problem, found, has_squares=False), reason)
 
 

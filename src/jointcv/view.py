@@ -115,12 +115,14 @@ class LinearView(AbstractView):
     Args:
         problem: the model.
         split: `predict(z, datum)`, `outer(η, datum)` and `squared(variance, datum)`.
+        same_rows: whether all data see the same coordinates (a design matrix), or each its own (a gather).
         has_squares: whether the rows of A_n have disjoint supports and `squared` is their square, for every datum.
     """
 
     problem: Problem
     split: Split
     has_squares: bool = eqx.field(static=True)
+    same_rows: bool = eqx.field(static=True, default=False)
 
     @property
     def num_predictors(self) -> int:

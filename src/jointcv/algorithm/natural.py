@@ -22,7 +22,7 @@ from jointcv.elbo import Elbo
 from jointcv.evaluate import full_summary, full_values
 from jointcv.family import MeanFieldParams
 from jointcv.sampler import AbstractSampler
-from jointcv.smoothness import measure
+from jointcv.smoothness import Smoothness, measure, unmeasured
 
 SETTLING_ROUNDS = 3
 
@@ -51,7 +51,7 @@ class NaturalState(eqx.Module):
     position: Position
     memory: PyTree[Array]
     curvature: Float[Array, " dim"] | None
-    direction: Float[Array, " dim"]
+    smoothness: Smoothness
     rate: Float[Array, " dim"]
     slack: Float[Scalar, ""]
     guard: Guard
@@ -87,10 +87,9 @@ class NaturalGradient(AbstractAlgorithm):
         memory, table = self.control.memory.init(objective, params, self.sampler)
         dtype = params.location.dtype
         guard = Guard(position, jnp.full(self.guard_draws, jnp.inf, dtype))
-        direction = jnp.ones_like(params.location)
         zero = jnp.zeros((), dtype)
         state = NaturalState(
-            position, memory, jnp.zeros_like(direction), direction, jnp.zeros_like(direction), jnp.asarray(self.slack, dtype), guard,
+            position, memory, jnp.zeros_like(params.location), unmeasured(params), jnp.zeros_like(params.location), jnp.asarray(self.slack, dtype), guard,
             jnp.zeros((), jnp.int32), zero,
         )
         return state, table
@@ -104,11 +103,18 @@ class NaturalGradient(AbstractAlgorithm):
         state = self._look_back(state, step == 0)
         params = state.position.params
         rounds = jnp.where(step == 0, self.first_rounds, self.rounds)
-        smoothness = measure(self.objective, self.sampler, params, state.direction, rounds)
+        epoch = step // self.sampler.steps_per_epoch(self.objective.num_data)
+        due = (epoch & (epoch - 1)) == 0  # epochs 0, 1, 2, 4, 8, ...
+        smoothness = jax.lax.cond(
+            due,
+            lambda before: measure(self.objective, self.sampler, params, before, rounds),
+            lambda before: before,
+            state.smoothness,
+        )
         rate = jnp.minimum(state.slack * smoothness.step, 1)
         if self.rate is not None:
             rate = jnp.full_like(rate, self.rate)
-        return eqx.tree_at(lambda s: (s.rate, s.direction), state, (rate, smoothness.direction))
+        return eqx.tree_at(lambda s: (s.rate, s.smoothness), state, (rate, smoothness))
 
     def step(self, state, shared, row, batch, key):
         position, rate = state.position, state.rate
@@ -133,7 +139,7 @@ class NaturalGradient(AbstractAlgorithm):
         norm = optax.tree.norm(gradient)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm) & jnp.all(jnp.isfinite(precision))
         moved = NaturalState(
-            Position(location, precision), memory, averaged, state.direction, rate, state.slack, state.guard,
+            Position(location, precision), memory, averaged, state.smoothness, rate, state.slack, state.guard,
             state.halvings, state.drift,
         )
         return moved, row, Info(loss, norm, finite)
