@@ -130,23 +130,23 @@ NOISES = {
 
 
 @lru_cache
-def found_view(problem: jcv.Problem):
+def found_view(name: str):
     """Reading a model takes half a second."""
-    return find_view(problem).view
+    return find_view(PROBLEMS[name]).view
 
 
 def compose(problem: str | jcv.Problem, noise: str, control=None, sampler=None, whole=False, start=None, **options):
     """An algorithm of these parts. `whole` asks for a view of the whole z."""
+    view = found_view(problem) if isinstance(problem, str) else None
     problem = PROBLEMS[problem] if isinstance(problem, str) else problem
-    if noise != "paper":
-        options.setdefault("view", jcv.WholeView(problem) if whole else found_view(problem))
+    view = None if noise == "paper" else jcv.WholeView(problem) if whole else view
     objective, control, sampler = assemble(
         problem,
         control=jcv.JointCV(jcv.PerDatum()) if control is None else control,
         sampler=RESHUFFLE if sampler is None else sampler,
         noise=NOISES[noise],
         family=jcv.MeanField(jcv.RandomStart(-0.5)) if start is None else jcv.MeanField(start),
-        view=options.pop("view", None),
+        view=options.pop("view", view),
     )
     options = {"optimizer": optax.sgd(2e-3), "naive_steps": 0} | options
     return jcv.GradientDescent(objective, control, sampler, **options)

@@ -7,6 +7,7 @@ from jointcv.control import JointCV as JointCV
 from jointcv.control import MonteCarloCV as MonteCarloCV
 from jointcv.control import NaiveGradient as NaiveGradient
 from jointcv.control import SubsamplingCV as SubsamplingCV
+from jointcv.diagnostics import variance_report as variance_report
 from jointcv.elbo import Elbo as Elbo
 from jointcv.elbo import fold_prior as fold_prior
 from jointcv.family import ConstantStart as ConstantStart

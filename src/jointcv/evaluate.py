@@ -86,6 +86,27 @@ def full_value(
     return Estimate(float(values.mean()), float(error))
 
 
+def full_gradient(objective: AbstractObjective, params: Params, key: Key[Array, ""], chunk_size: int = 10_000):
+    """∇f(w; ε) on all data, for one draw of ε."""
+    dtype = float_type(params)
+    schedule = Reshuffle(min(chunk_size, objective.num_data)).sweep(objective.num_data)
+
+    def gradient(chunk, weights):
+        batch = take_batch(objective, chunk, 0, dtype)
+        draws = objective.draw(key, params, batch.data, chunk.unit)
+        return objective.gradient(
+            objective.remember(params, batch.data), params, batch.data, weights.astype(dtype), draws
+        )
+
+    def add_chunk(total, chunk):
+        # What does not depend on the data would count once a chunk.
+        part = jax.tree.map(jnp.subtract, gradient(chunk, chunk.share), gradient(chunk, 0 * chunk.share))
+        return jax.tree.map(jnp.add, total, part), None
+
+    first = jax.tree.map(lambda leaf: leaf[0], schedule)
+    return jax.lax.scan(add_chunk, gradient(first, 0 * first.share), schedule)[0]
+
+
 def full_summary(objective: AbstractObjective, params: Params, sweep: Schedule) -> PyTree[Array]:
     """The mean summary of all data as they look at these parameters, in the minibatches of a full pass."""
     dtype = float_type(params)

@@ -10,7 +10,7 @@ from jointcv.algorithm.interface import AbstractAlgorithm, Info
 from jointcv.control import AbstractControl
 from jointcv.evaluate import float_type
 from jointcv.objective import AbstractObjective, Params
-from jointcv.sampler import AbstractSampler
+from jointcv.sampler import AbstractSampler, Batch
 
 
 class DescentState(eqx.Module):
@@ -49,7 +49,11 @@ class GradientDescent(AbstractAlgorithm):
     def step(self, state, shared, row, batch, key):
         params = state.params
         recall = self.control.memory.read(state.memory, shared, row, self.objective, params, batch)
-        loss, gradient = controlled_gradient(self, recall, params, batch, key)
+        draws = self.objective.draw(key, params, batch.data)
+        loss, gradient, correction = controlled_gradient(
+            self.objective, self.control, recall, params, batch, draws
+        )
+        gradient = add_after(self.naive_steps, batch, gradient, correction)
         updates, optimizer = self.optimizer.update(gradient, state.optimizer, params)
         memory, row = self.control.memory.write(state.memory, recall, self.objective, params, batch)
         moved = DescentState(optax.apply_updates(params, updates), optimizer, memory)
@@ -66,13 +70,15 @@ class GradientDescent(AbstractAlgorithm):
         return state.params
 
 
-def controlled_gradient(algorithm, recall, params: Params, batch, key):
-    """The step's estimate of f, and ∇f(w; n, ε) + c, without c in the first `naive_steps` steps."""
-    objective = algorithm.objective
-    draws = objective.draw(key, params, batch.data)
+def controlled_gradient(objective: AbstractObjective, control, recall, params: Params, batch: Batch, draws):
+    """The step's estimate of f, ∇f(w; n, ε), and the control's correction."""
     entry = objective.remember(params, batch.data)
     loss = objective.value(entry, params, batch.data, batch.weights, draws) + objective.rest(params, draws)
     gradient = objective.gradient(entry, params, batch.data, batch.weights, draws)
-    correction = algorithm.control.correct(objective, recall, params, batch, draws)
-    active = (batch.step >= algorithm.naive_steps).astype(float_type(params))
-    return loss, jax.tree.map(lambda naive, correction: naive + active * correction, gradient, correction)
+    return loss, gradient, control.correct(objective, recall, params, batch, draws)
+
+
+def add_after(naive_steps: int, batch: Batch, gradient: Params, correction: Params) -> Params:
+    """The gradient, corrected once the naive steps are over."""
+    active = (batch.step >= naive_steps).astype(float_type(gradient))
+    return jax.tree.map(lambda gradient, correction: gradient + active * correction, gradient, correction)

@@ -122,7 +122,8 @@ class NaturalGradient(AbstractAlgorithm):
         objective = self.objective
         draws = objective.draw(key, params, batch.data)
         recall = self.control.memory.read(state.memory, shared, row, objective, params, batch)
-        loss, gradient = controlled_gradient(self, recall, params, batch, key)
+        loss, gradient, correction = controlled_gradient(objective, self.control, recall, params, batch, draws)
+        gradient = jax.tree.map(jnp.add, gradient, correction)
         memory, row = self.control.memory.write(state.memory, recall, objective, params, batch)
         mean = self._summary(memory, params, batch)
         curvature = objective.noise.excess(objective.view, params, batch.data, batch.weights, draws.data)
