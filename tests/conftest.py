@@ -13,6 +13,8 @@ jaxtyping.install_import_hook("jointcv", "beartype.beartype")  # before the pack
 
 IMPLICIT_PROMOTION = {"test_numpyro_model"}  # NumPyro's own code mixes types
 
+QUICK = {"test_exact", "test_oracle", "test_statistical", "test_stochastic"}
+
 
 @pytest.fixture(autouse=True)
 def strict_promotion(request):
@@ -22,6 +24,20 @@ def strict_promotion(request):
         return
     with jax.numpy_dtype_promotion("strict"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def quick_compilation(request):
+    """Half the time to compile, where the compiler's optimisations are not what is tested."""
+    jax.config.update("jax_disable_most_optimizations", request.module.__name__ in QUICK)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def optimised(quick_compilation):
+    """Compiled as users have it: for what is claimed to the last bit."""
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import optax
 import jointcv as jcv
 from jointcv.algorithm.gradient import controlled_gradient
 from jointcv.algorithm.interface import AbstractAlgorithm
-from jointcv.evaluate import take_batch
+from jointcv.evaluate import float_type, take_batch
 from jointcv.loop import Run, advance_epochs, start
 from jointcv.plan import assemble, find_view
 from jointcv.sampler import Schedule
@@ -102,7 +102,15 @@ def make(name: str) -> jcv.Problem:
 
 
 PROBLEMS = {name: make(name) for name in MODELS}
-PREDICTORS = {"linear": 1, "linear2": 1, "logistic": 1, "logistic2": 1, "softmax": 3, "poisson": 1, "hierarchical": 1}
+PREDICTORS = {
+    "linear": 1,
+    "linear2": 1,
+    "logistic": 1,
+    "logistic2": 1,
+    "softmax": 3,
+    "poisson": 1,
+    "hierarchical": 1,
+}
 
 # ---------------------------------------------------------------- controls, memories, noises and what goes together
 
@@ -135,7 +143,9 @@ def found_view(name: str):
     return find_view(PROBLEMS[name]).view
 
 
-def compose(problem: str | jcv.Problem, noise: str, control=None, sampler=None, whole=False, start=None, **options):
+def compose(
+    problem: str | jcv.Problem, noise: str, control=None, sampler=None, whole=False, start=None, **options
+):
     """An algorithm of these parts. `whole` asks for a view of the whole z."""
     view = found_view(problem) if isinstance(problem, str) else None
     problem = PROBLEMS[problem] if isinstance(problem, str) else problem
@@ -204,11 +214,13 @@ def _estimates(algorithm, run: Run, schedules: Schedule, keys) -> Estimates:
     def one(schedule, key):
         shared, rows = algorithm.open(run.table, schedule)
         plan, row = jax.tree.map(lambda leaf: leaf[0], (schedule, rows))
-        batch = take_batch(objective, plan, 1, params.location.dtype)  # step 1: an anchor stays where it is
+        batch = take_batch(objective, plan, 1, float_type(params))  # step 1: an anchor stays where it is
         recall = memory.read(run.state.memory, shared, row, objective, params, batch)
-        _, gradient = controlled_gradient(algorithm, recall, params, batch, key)
         draws = objective.draw(key, params, batch.data)
-        return Estimates(gradient, algorithm.control.correct(objective, recall, params, batch, draws))
+        _, gradient, correction = controlled_gradient(
+            objective, algorithm.control, recall, params, batch, draws
+        )
+        return Estimates(jax.tree.map(jnp.add, gradient, correction), correction)
 
     return jax.vmap(one)(schedules, keys)
 

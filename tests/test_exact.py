@@ -4,16 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
+
+import jointcv as jcv
 from helpers import (
     KEY,
     NOISES,
     PREDICTORS,
     PRIOR_SD,
     PROBLEMS,
+    REAL,
+    X3,
     B,
     N,
-    X3,
-    REAL,
     all_data,
     compose,
     estimates,
@@ -24,9 +27,6 @@ from helpers import (
     normal_grid,
     params_at,
 )
-from numpy.testing import assert_allclose
-
-import jointcv as jcv
 from jointcv.elbo import ElboDraws
 from jointcv.family import entropy
 from jointcv.loop import start
@@ -110,12 +110,16 @@ def test_the_value_is_the_log_densities(problem, noise):
     terms = -problem.num_data * (jax.jit(jax.vmap(losses))(z) @ weights)
     entry = objective.remember(params, data)
     if noise == "predictor":
-        points, masses_1d = normal_grid(objective.view.num_predictors, {1: 40, 3: 14}[objective.view.num_predictors])
+        points, masses_1d = normal_grid(
+            objective.view.num_predictors, {1: 40, 3: 14}[objective.view.num_predictors]
+        )
         rows = np.broadcast_to(points[:, None, :], (len(points), B, points.shape[-1]))
 
         @jax.jit
         def values(rows):
-            return jax.vmap(lambda row: objective.value(entry, params, data, weights, ElboDraws(row, row)))(rows)
+            return jax.vmap(lambda row: objective.value(entry, params, data, weights, ElboDraws(row, row)))(
+                rows
+            )
 
         got = masses_1d @ np.asarray(values(jnp.asarray(rows)))
     else:

@@ -1,6 +1,9 @@
 """Variational inference for large data whose gradients control Monte Carlo and subsampling noise at once."""
 
+from jointcv import numpyro as numpyro
 from jointcv.algorithm.gradient import GradientDescent as GradientDescent
+from jointcv.algorithm.natural import NaturalDescent as NaturalDescent
+from jointcv.algorithm.natural import NaturalGradient as NaturalGradient
 from jointcv.algorithm.smiso import Smiso as Smiso
 from jointcv.control import EnsembleCV as EnsembleCV
 from jointcv.control import JointCV as JointCV
@@ -26,6 +29,7 @@ from jointcv.noise import PaperNoise as PaperNoise
 from jointcv.noise import ParameterNoise as ParameterNoise
 from jointcv.noise import PredictorNoise as PredictorNoise
 from jointcv.noise import Quadrature as Quadrature
+from jointcv.numpyro_model import from_numpyro as from_numpyro
 from jointcv.plan import describe as describe
 from jointcv.problem import Problem as Problem
 from jointcv.sampler import FixedBatches as FixedBatches
@@ -37,3 +41,10 @@ from jointcv.view import WholeView as WholeView
 from jointcv.view import WholeViewEach as WholeViewEach
 from jointcv.stochastic import DoublyStochastic as DoublyStochastic
 from jointcv.stochastic import GaussianNoise as GaussianNoise
+from jointcv.plan import assemble as assemble
+from jointcv.plan import find_view as find_view
+from jointcv.sweep import FullElbo as FullElbo
+from jointcv.sweep import LearningRate as LearningRate
+from jointcv.sweep import NoDial as NoDial
+from jointcv.sweep import SurrogateRate as SurrogateRate
+from jointcv.sweep import sweep as sweep

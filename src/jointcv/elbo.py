@@ -3,6 +3,8 @@
 f(w; n, ε) = K_n + P − H(w),     K_n = −N log p(x_n | z),  P = −log p(z),  z = T_w(ε)
 """
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -42,6 +44,10 @@ class Elbo(AbstractObjective):
 
     def init(self, key):
         return self.family.init(key, self.problem)
+
+    def admits(self, params):
+        widest = math.log(jnp.finfo(params.log_scale.dtype).max) / 2  # so that σ² and 1/σ² are finite
+        return jnp.all(jnp.isfinite(params.location)) & jnp.all(jnp.abs(params.log_scale) < widest)
 
     def draw(self, key, params, data, part=0):
         data_key, prior_key = jax.random.split(key)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
+from jointcv.checks import check_count, check_key
 from jointcv.objective import AbstractObjective, Params
 from jointcv.sampler import Batch, Reshuffle, Schedule
 
@@ -78,6 +79,10 @@ def full_value(
     Returns:
         The mean over draws and its standard error (zero where the objective has no noise).
     """
+    check_key(key)
+    check_count("num_draws", num_draws, "draws")
+    if chunk_size is not None:
+        check_count("chunk_size", chunk_size, "data")
     chunk_size = min(chunk_size or 10_000, objective.num_data)
     values = np.asarray(
         full_values(objective, params, key, num_draws=num_draws, chunk_size=chunk_size), np.float64

@@ -2,6 +2,7 @@
 
 import math
 from abc import abstractmethod
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -55,10 +56,14 @@ class ConstantStart(AbstractStart):
         return MeanFieldParams(location, jnp.full_like(location, self.log_scale))
 
 
+def _as_arrays(tree: Any) -> PyTree[Array]:
+    return jax.tree.map(jnp.asarray, tree)
+
+
 class GivenStart(AbstractStart):
     """μ at a given z (in the structure of `Problem.example`), such as a mode or an earlier run's mean."""
 
-    position: PyTree[Array]
+    position: PyTree[Array] = eqx.field(converter=_as_arrays)
     log_scale: float = -2.0
 
     def __call__(self, key, problem):
@@ -87,7 +92,9 @@ class MeanField(eqx.Module):
     start: AbstractStart = RandomStart()
 
     def init(self, key: Key[Array, ""], problem: Problem) -> MeanFieldParams:
-        return self.start(key, problem)
+        # A start that is constant under jit is folded into what follows; XLA on the CPU (jaxlib 0.10.2) then
+        # makes NaN of the second derivatives of a softmax at equal logits.
+        return jax.lax.optimization_barrier(self.start(key, problem))
 
     def transform(self, params: MeanFieldParams, noise: Float[Array, " dim"]) -> Float[Array, " dim"]:
         return params.location + params.scale * noise

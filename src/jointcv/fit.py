@@ -1,5 +1,6 @@
 """fit(): a problem in, an approximate posterior out; and Fit, what a run has to say."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -15,11 +16,14 @@ from tqdm.auto import tqdm
 
 from jointcv.algorithm.gradient import GradientDescent
 from jointcv.algorithm.interface import AbstractAlgorithm
+from jointcv.arviz import to_arviz
+from jointcv.checks import check_count, check_key, check_type
 from jointcv.control import AbstractControl
 from jointcv.elbo import Elbo
 from jointcv.evaluate import Estimate, full_value
 from jointcv.family import MeanField
 from jointcv.loop import Run, plan_chunks, run_chunk, start
+from jointcv.memory import NoMemory
 from jointcv.noise import AbstractNoise
 from jointcv.plan import MEMORY_BUDGET, assemble
 from jointcv.problem import Problem
@@ -39,6 +43,7 @@ class Fit(eqx.Module):
             with `elbo_every`, also `elbo_step`, `elbo` and `elbo_standard_error`.
         status: "completed", or "diverged at step k": then the parameters are those before that step.
         seconds: of the loop, compilation included.
+        source: the problem as `fit` was given it; the algorithm's may have a few data set apart.
     """
 
     algorithm: AbstractAlgorithm
@@ -46,6 +51,7 @@ class Fit(eqx.Module):
     history: dict[str, np.ndarray]
     status: str = eqx.field(static=True)
     seconds: float = eqx.field(static=True)
+    source: Problem | None = None
 
     @property
     def params(self) -> Any:
@@ -58,11 +64,47 @@ class Fit(eqx.Module):
 
     @property
     def problem(self) -> Problem:
-        return _elbo(self.algorithm).problem
+        return _elbo(self.algorithm).problem if self.source is None else self.source
 
     def sample(self, key: Key[Array, ""], num_draws: int = 1000) -> PyTree[Array]:
         """Draws of z from the approximate posterior, as the problem's `constrain` shows them; draws lead."""
-        return _sample(_elbo(self.algorithm), self.params, key, num_draws)
+        check_key(key)
+        check_count("num_draws", num_draws, "draws")
+        positions = _positions(_elbo(self.algorithm).family, self.params, key, num_draws)
+        return _constrain(self.problem.without_origin(), positions)
+
+    def predictive(self, key: Key[Array, ""], num_draws: int = 1000) -> dict[str, Array]:
+        """Draws of the observed sites of a NumPyro model from the posterior predictive, for all data; draws lead."""
+        if self.problem.origin is None:
+            raise ValueError(
+                "This problem has a log likelihood but no way to draw data. Make it of a NumPyro model with "
+                "jointcv.from_numpyro, or draw from fit.sample(key) yourself."
+            )
+        sample_key, data_key = jax.random.split(key)
+        return self.problem.origin.predictive(data_key, self.sample(sample_key, num_draws))
+
+    def to_arviz(
+        self,
+        key: Key[Array, ""] | None = None,
+        *,
+        num_draws: int = 1000,
+        log_likelihood: bool = False,
+        chunk_size: int | None = None,
+    ) -> Any:
+        """Posterior draws and observed data for ArviZ: `InferenceData` of ArviZ 0.2x, a `DataTree` of 1.x.
+
+        Args:
+            key: of the draws; those of `sample` with the same key, and of `jax.random.key(0)` by default.
+            num_draws: how many.
+            log_likelihood: whether to add the log likelihood of every datum, for PSIS-LOO: `num_draws` × N numbers.
+            chunk_size: how many data at once; about two million values by default.
+        """
+        key = jax.random.key(0) if key is None else key
+        positions = _positions(_elbo(self.algorithm).family, self.params, key, num_draws)
+        samples = _constrain(self.problem.without_origin(), positions)
+        return to_arviz(
+            self.problem, positions, samples, log_likelihood=log_likelihood, chunk_size=chunk_size
+        )
 
     def mean(self) -> PyTree[Array]:
         """The posterior mean of the unconstrained z, in the structure of the problem's example."""
@@ -90,15 +132,19 @@ class Fit(eqx.Module):
         steps_per_epoch = _steps_per_epoch(self.algorithm)
         more = _num_steps(num_epochs, num_steps, steps_per_epoch)
         run = jax.tree.map(lambda leaf: leaf.copy(), self.run)
-        return _continue(self.algorithm, run, self.history, self.seconds, more, **options)
+        longer = _continue(self.algorithm, run, self.history, self.seconds, more, **options)
+        return dataclasses.replace(longer, source=self.source)
 
 
 @eqx.filter_jit
-def _sample(objective: Elbo, params, key, num_draws: int):
-    def one(key):
-        return objective.problem.constrain(objective.problem.unravel(objective.family.sample(key, params)))
+def _positions(family: MeanField, params, key, num_draws: int):
+    """Draws of the flat z."""
+    return jax.vmap(lambda key: family.sample(key, params))(jax.random.split(key, num_draws))
 
-    return jax.vmap(one)(jax.random.split(key, num_draws))
+
+@eqx.filter_jit
+def _constrain(problem: Problem, positions):
+    return jax.vmap(lambda position: problem.constrain(problem.unravel(position)))(positions)
 
 
 def fit(
@@ -153,12 +199,15 @@ def fit(
         >>> fit = jcv.fit(problem, key=jax.random.key(0))  # doctest: +SKIP
         >>> fit.sample(jax.random.key(1), 1000)  # doctest: +SKIP
     """
+    check_key(key)
+    remedy = "Pass jointcv.Problem(...), or an algorithm."
+    check_type("problem", problem, Problem | AbstractAlgorithm, remedy)
     if isinstance(problem, AbstractAlgorithm):
         algorithm = problem
         steps = _num_steps(num_epochs, num_steps, _steps_per_epoch(algorithm))
     else:
         objective, control, sampler = assemble(
-            problem,
+            problem.without_origin(),
             control=control,
             family=family,
             sampler=sampler,
@@ -174,7 +223,7 @@ def fit(
         naive_steps = _naive_epochs(naive_epochs, control) * steps_per_epoch
         algorithm = GradientDescent(objective, control, sampler, optimizer, naive_steps)
     run = start(algorithm, key)
-    return _continue(
+    finished = _continue(
         algorithm,
         run,
         {},
@@ -185,6 +234,7 @@ def fit(
         elbo_every=elbo_every,
         elbo_draws=elbo_draws,
     )
+    return finished if problem is algorithm else dataclasses.replace(finished, source=problem)
 
 
 def _continue(
@@ -199,6 +249,8 @@ def _continue(
     elbo_every: int | None = None,
     elbo_draws: int = 100,
 ) -> Fit:
+    check_count("chunk_size", chunk_size, "steps")
+    check_count("elbo_draws", elbo_draws, "draws")
     began = time.perf_counter()
     steps_per_epoch = _steps_per_epoch(algorithm)
     first = int(run.step)
@@ -260,8 +312,7 @@ def _stops(first: int, last: int, every: int | None, steps_per_epoch: int) -> li
     """Where the loop pauses for an evaluation; at the end in any case."""
     if every is None:
         return [last]
-    if every < 1:
-        raise ValueError(f"elbo_every={every} is not a number of epochs. Use 1 or more.")
+    check_count("elbo_every", every, "epochs")
     period = every * steps_per_epoch
     stops = [stop for stop in range(0, last, period) if stop > first]
     return [*stops, last]
@@ -272,10 +323,13 @@ def _num_steps(num_epochs: int | None, num_steps: int | None, steps_per_epoch: i
         raise ValueError(
             f"num_epochs={num_epochs} and num_steps={num_steps} are both given. Give one of them."
         )
+    for name, number in (("num_epochs", num_epochs), ("num_steps", num_steps)):
+        if isinstance(number, bool) or not isinstance(number, int | float | np.number | None):
+            raise ValueError(f"{name}={number!r} is not a number. Use at least one step.")
     count = (
         num_steps if num_steps is not None else (30 if num_epochs is None else num_epochs) * steps_per_epoch
     )
-    if count < 1:
+    if not 0 < count < math.inf:
         raise ValueError(
             f"num_epochs={num_epochs}, num_steps={num_steps}: nothing to run. Use at least one step."
         )
@@ -283,12 +337,9 @@ def _num_steps(num_epochs: int | None, num_steps: int | None, steps_per_epoch: i
 
 
 def _naive_epochs(naive_epochs: int | None, control: AbstractControl) -> int:
-    from jointcv.memory import NoMemory
-
     if naive_epochs is None:
         return 0 if isinstance(control.memory, NoMemory) else 1
-    if naive_epochs < 0:
-        raise ValueError(f"naive_epochs={naive_epochs} is negative. Use 0 or more.")
+    check_count("naive_epochs", naive_epochs, "epochs", least=0)
     return naive_epochs
 
 

@@ -1,18 +1,16 @@
 """What one datum sees: function(z, datum) = outer(eta, datum), eta = A z + b.
 
-The function is traced for one datum and every value of its jaxpr is marked constant, linear in z (affine,
-strictly) or non-linear. Whatever the non-linear operations learn of z they learn through the linear values
-that enter them, so these could be eta. They are rarely the smallest choice: y eta - exp(eta) takes in two
-values but knows one number. The *frontier* is a minimum vertex cut between z and the non-linear operations,
-with capacities the sizes of the values. What lies before it is `predict`, what lies behind it is `outer`.
+Whatever the non-linear operations of a function learn of z they learn through the linear values that enter
+them, so these could be eta. They are rarely the smallest choice: y eta - exp(eta) takes in two values but
+knows one number. The *frontier* is a minimum vertex cut between z and the non-linear operations, with
+capacities the sizes of the values (`linear_graph`). What lies before it is `predict`, what lies behind it is
+`outer`.
 
-Nothing is guessed. A primitive that is not known to be linear counts as non-linear; a function with its own
-derivative rule is never taken apart; a function that cannot be split gives a reason instead.
+Nothing is guessed: a function that cannot be split gives a reason instead.
 """
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -21,12 +19,13 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.core import eval_jaxpr
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import Jaxpr, Var
 from jaxtyping import Array, Bool, Float, PyTree, Scalar, Shaped
 
-from jointcv.linear_rules import apply, depends, interpret, is_linear, missing_rule, piece, read
+from jointcv.jaxprs import depends, needed, piece, reached, size, variables
+from jointcv.linear_graph import Graph, trace_graph
+from jointcv.linear_rules import interpret, missing_rule
 
-INLINED = ("jit", "pjit", "closed_call", "core_call", "remat2", "remat", "checkpoint")
 MAX_ROWS = 2**27  # integers held at once while the rows of A are compared
 CHUNK = 2**22  # integers compared at once
 
@@ -56,11 +55,11 @@ class Split(eqx.Module):
 
     def outer(self, eta: Float[Array, " K"], datum: PyTree) -> Scalar:
         """The function at predictors eta, sign unchanged."""
-        variables = self.affine.outvars
-        ends = np.cumsum([_size(var) for var in variables])[:-1]
+        frontier = self.affine.outvars
+        ends = np.cumsum([size(var) for var in frontier])[:-1]
         parts = [
             part.reshape(var.aval.shape).astype(var.aval.dtype)  # pyright: ignore
-            for var, part in zip(variables, jnp.split(jnp.asarray(eta), ends), strict=True)
+            for var, part in zip(frontier, jnp.split(jnp.asarray(eta), ends), strict=True)
         ]
         return eval_jaxpr(self.remainder, (), *self._inputs(datum), *parts)[0]
 
@@ -86,8 +85,8 @@ class Split(eqx.Module):
             raise ValueError(
                 f"datum has structure {structure}; the function was split for {self.datum_structure}."
             )
-        variables = self.affine.invars[len(self.constants) : -1]
-        return [*self.constants, *(_cast(leaf, var) for leaf, var in zip(leaves, variables, strict=True))]
+        wanted = self.affine.invars[len(self.constants) : -1]
+        return [*self.constants, *(_cast(leaf, var) for leaf, var in zip(leaves, wanted, strict=True))]
 
     def _position(self, z):
         return _cast(z, self.affine.invars[-1])
@@ -117,17 +116,28 @@ def split(
         >>> split(poisson, jnp.zeros(3), {"x": jnp.ones(3), "y": jnp.array(2.0)}).num_predictors
         1
     """
-    graph = _trace(function, z, datum)
-    marked = _mark(graph)
-    if not marked.sinks:
+    graph = trace_graph(function, z, datum)
+    if not graph.sinks:
         return NoSplit("the function does not depend on z")
-    dim = _size(graph.z)
-    latest, earliest = (_split_at(graph, frontier) for frontier in _minimum_cuts(graph.z, marked))
-    if latest.num_predictors >= dim:
-        return NoSplit(_reason(dim, latest.num_predictors, marked))
+    latest, earliest = (_split_at(graph, frontier) for frontier in graph.frontiers())
+    if latest.num_predictors >= graph.dim:
+        return NoSplit(graph.reason(latest.num_predictors))
     if latest.num_predictors == 1 or _is_tidy(latest, datum) or not _is_tidy(earliest, datum):
         return latest
     return earliest
+
+
+def _split_at(graph: Graph, frontier: list[Var]) -> Split:
+    before = needed(graph.eqns, frontier)
+    behind = needed(graph.eqns, [graph.output], frontier)
+    assert not any(any(depends(eqn, {graph.z})) for eqn in behind) or graph.z in frontier
+    return Split(
+        constants=graph.constants,
+        num_predictors=sum(map(size, frontier)),
+        affine=piece([*graph.inputs, graph.z], frontier, before),
+        remainder=piece([*graph.inputs, *frontier], [graph.output], behind),
+        datum_structure=graph.datum_structure,
+    )
 
 
 def offenders(split: Split, z: Float[Array, " dim"], data: PyTree) -> Bool[np.ndarray, " N"]:
@@ -236,214 +246,6 @@ def _close(found, wanted, tolerance) -> bool:
     )
 
 
-# Tracing
-
-
-class _Graph(NamedTuple):
-    constants: tuple[Array, ...]
-    inputs: tuple[Var, ...]  # the constants' variables, then the datum's
-    z: Var
-    eqns: list[JaxprEqn]  # only those the output needs
-    output: Any
-    datum_structure: Any
-
-
-def _trace(function, z, datum) -> _Graph:
-    """The function's equations, calls inlined and repetitions merged."""
-    z, datum = jax.tree.map(_strongly_typed, jax.eval_shape(lambda *inputs: inputs, z, datum))
-    if z.ndim != 1:
-        raise ValueError(f"z has shape {z.shape}; pass a flat vector and unravel it inside the function.")
-    leaves, structure = jax.tree.flatten(datum)
-    closed, result = jax.make_jaxpr(function, return_shape=True)(z, datum)
-    if getattr(result, "shape", None) != ():
-        raise ValueError(f"function(z, datum) returned {result}; it must return a scalar.")
-
-    def inlined(constants, leaves, z):
-        return _run_inlined(closed.jaxpr, constants, [z, *leaves], {})[0]
-
-    flat = jax.make_jaxpr(inlined)(list(closed.consts), leaves, z)
-    *inputs, position = flat.jaxpr.invars
-    constants = tuple(jnp.asarray(constant) for constant in (*flat.consts, *closed.consts))
-    output = flat.jaxpr.outvars[0]
-    eqns = _needed(flat.jaxpr.eqns, [output])
-    return _Graph(constants, (*flat.jaxpr.constvars, *inputs), position, eqns, output, structure)
-
-
-def _strongly_typed(struct):
-    return jax.ShapeDtypeStruct(struct.shape, struct.dtype)
-
-
-def _run_inlined(jaxpr: Jaxpr, constants, arguments, seen: dict) -> list[Any]:
-    """Evaluate under a trace, entering calls; an equation met before (in `seen`) is not evaluated again."""
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments), strict=True))
-    for eqn in jaxpr.eqns:
-        operands = [read(operand, values) for operand in eqn.invars]
-        if eqn.primitive.name in INLINED:
-            inner = eqn.params["jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"]
-            body, consts = (inner.jaxpr, inner.consts) if isinstance(inner, ClosedJaxpr) else (inner, ())
-            outputs = _run_inlined(body, consts, operands, seen)
-        else:
-            outputs = _apply_once(eqn, operands, seen)
-        values.update(zip(eqn.outvars, outputs, strict=True))
-    return [read(out, values) for out in jaxpr.outvars]
-
-
-def _apply_once(eqn: JaxprEqn, operands, seen: dict):
-    names = tuple(
-        ("literal", str(operand.aval), str(value)) if isinstance(operand, Literal) else id(value)
-        for operand, value in zip(eqn.invars, operands, strict=True)
-    )
-    try:
-        key = (eqn.primitive, names, tuple(sorted(eqn.params.items(), key=lambda item: item[0])))
-        hash(key)
-    except TypeError:
-        return apply(eqn, operands)
-    if eqn.effects:
-        return apply(eqn, operands)
-    if key not in seen:
-        seen[key] = (apply(eqn, operands), operands)  # the operands stay alive, so their ids stay theirs
-    return seen[key][0]
-
-
-def _needed(eqns: Iterable[JaxprEqn], outputs, given=frozenset()) -> list[JaxprEqn]:
-    """The equations that the outputs need, in order, when the variables in `given` are inputs."""
-    wanted = {out for out in outputs if isinstance(out, Var)} - given
-    kept = []
-    for eqn in reversed(list(eqns)):
-        if any(out in wanted for out in eqn.outvars):
-            kept.append(eqn)
-            wanted.update(
-                operand for operand in eqn.invars if isinstance(operand, Var) and operand not in given
-            )
-    return kept[::-1]
-
-
-# Marking
-
-
-class _Sink(NamedTuple):
-    variable: Var  # a linear value
-    eqn: JaxprEqn | None  # the non-linear operation it enters; None for the output
-
-
-class _Marked(NamedTuple):
-    edges: list[tuple[Var, Var]]  # from a linear value to one computed from it
-    sinks: list[_Sink]
-
-
-def _mark(graph: _Graph) -> _Marked:
-    linear, nonlinear, edges, sinks = {graph.z}, set(), [], []
-    for eqn in graph.eqns:
-        dependent = depends(eqn, linear)
-        sources = {operand for operand, flag in zip(eqn.invars, dependent, strict=True) if flag}
-        if any(depends(eqn, nonlinear)) or (sources and not is_linear(eqn, dependent)):
-            nonlinear.update(eqn.outvars)
-            sinks.extend(_Sink(source, eqn) for source in sources)  # pyright: ignore
-        elif sources:
-            linear.update(eqn.outvars)
-            edges.extend((source, out) for source in sources for out in eqn.outvars)
-    if isinstance(graph.output, Var) and graph.output in linear:
-        sinks.append(_Sink(graph.output, None))
-    return _Marked(edges, sinks)
-
-
-# The minimum cut
-
-
-def _minimum_cuts(z: Var, marked: _Marked) -> list[list[Var]]:
-    """The minimum vertex cuts nearest to the output and nearest to z.
-
-    A variable v is an edge (v, "in") -> (v, "out") of capacity its size; all other edges are unbounded.
-    """
-    variables = dict.fromkeys([z, *(out for _, out in marked.edges)])
-    capacity: dict[Any, dict[Any, float]] = {"sink": {}}
-    for var in variables:
-        capacity[var, "in"] = {(var, "out"): _size(var)}
-        capacity[var, "out"] = {}
-    for source, out in marked.edges:
-        capacity[source, "out"][out, "in"] = math.inf
-    for sink in marked.sinks:
-        capacity[sink.variable, "out"]["sink"] = math.inf
-    residual = _saturate(capacity, (z, "in"), "sink")
-    after = _reachable(_reversed(residual), "sink")
-    before = _reachable(residual, (z, "in"))
-    latest = [var for var in variables if (var, "out") in after and (var, "in") not in after]
-    earliest = [var for var in variables if (var, "in") in before and (var, "out") not in before]
-    return [latest, earliest]
-
-
-def _saturate(capacity, source, sink):
-    """The residual capacities after a maximum flow, by shortest augmenting paths."""
-    residual = {node: dict(edges) for node, edges in capacity.items()}
-    for node, edges in capacity.items():
-        for other in edges:
-            residual[other].setdefault(node, 0)
-    while sink in (parents := _reachable(residual, source)):
-        path, node = [], sink
-        while node != source:
-            path.append((parents[node], node))
-            node = parents[node]
-        flow = min(residual[tail][head] for tail, head in path)
-        for tail, head in path:
-            residual[tail][head] -= flow
-            residual[head][tail] += flow
-    return residual
-
-
-def _reachable(residual: Mapping, source) -> dict[Any, Any]:
-    """The nodes within reach of the source, each with the node before it."""
-    parents, queue = {source: None}, deque([source])
-    while queue:
-        node = queue.popleft()
-        for other, capacity in residual[node].items():
-            if capacity > 0 and other not in parents:
-                parents[other] = node
-                queue.append(other)
-    return parents
-
-
-def _reversed(residual: Mapping) -> dict[Any, dict[Any, float]]:
-    backwards: dict[Any, dict[Any, float]] = {node: {} for node in residual}
-    for node, edges in residual.items():
-        for other, capacity in edges.items():
-            backwards[other][node] = capacity
-    return backwards
-
-
-def _split_at(graph: _Graph, frontier: list[Var]) -> Split:
-    before = _needed(graph.eqns, frontier)
-    behind = _needed(graph.eqns, [graph.output], frozenset(frontier))
-    assert not any(any(depends(eqn, {graph.z})) for eqn in behind) or graph.z in frontier
-    return Split(
-        constants=graph.constants,
-        num_predictors=sum(map(_size, frontier)),
-        affine=piece([*graph.inputs, graph.z], frontier, before),
-        remainder=piece([*graph.inputs, *frontier], [graph.output], behind),
-        datum_structure=graph.datum_structure,
-    )
-
-
-def _reason(dim: int, num_predictors: int, marked: _Marked) -> str:
-    sink = max(marked.sinks, key=lambda sink: _size(sink.variable))
-    shape = sink.variable.aval.shape  # pyright: ignore
-    what = (
-        "the output is"
-        if sink.eqn is None
-        else f"'{sink.eqn.primitive.name}'{_source_line(sink.eqn)} acts on"
-    )
-    return (
-        f"the likelihood of one datum knows z (size {dim}) through {num_predictors} linear predictors, "
-        f"no fewer than z itself: {what} a value of size {_size(sink.variable)}, shape {shape}"
-    )
-
-
-def _source_line(eqn: JaxprEqn) -> str:
-    # There is no public way to print where an equation came from.
-    from jax._src import source_info_util
-
-    return f" at {source_info_util.summarize(eqn.source_info)}"
-
-
 # The rows of A
 
 
@@ -458,15 +260,11 @@ def _row_layout(split: Split, datum) -> _RowLayout | str:
         return _no_square(missing)
     leaves, structure = jax.tree.flatten(datum)
     traced = jax.make_jaxpr(lambda leaves: split.rows(jax.tree.unflatten(structure, leaves)))(leaves).jaxpr
-    largest = max(math.prod(out.aval.shape) for eqn in traced.eqns for out in eqn.outvars)  # pyright: ignore
+    largest = max(size(out) for eqn in traced.eqns for out in eqn.outvars)
     if largest > MAX_ROWS:
         return f"the predictors of one datum read too many coordinates of z to compare ({largest} integers)"
-    varying = set(traced.invars)
-    for eqn in traced.eqns:
-        if any(depends(eqn, varying)):
-            varying.update(eqn.outvars)
-    vary = any(out in varying for out in traced.outvars if isinstance(out, Var))
-    return _RowLayout(max(1, sum(map(_size, traced.outvars))), vary)
+    vary = not reached(traced.eqns, traced.invars).isdisjoint(variables(traced.outvars))
+    return _RowLayout(max(1, sum(map(size, traced.outvars))), vary)
 
 
 @eqx.filter_jit
@@ -502,10 +300,6 @@ def _no_square(primitive: str) -> str:
 
 def _take(data, index):
     return jax.tree.map(lambda leaf: leaf[index], data)
-
-
-def _size(variable) -> int:
-    return math.prod(variable.aval.shape)
 
 
 def _cast(value, variable):

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.core import eval_jaxpr
-from jax.extend.core import DebugInfo, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from jointcv.jaxprs import bind, called, depends, read
 
 ABSENT = -1
 
@@ -46,8 +47,8 @@ def custom_body(eqn: JaxprEqn) -> Jaxpr | None:
     """The body of a function with its own derivative rule, else None."""
     if eqn.primitive.name not in ("custom_jvp_call", "custom_vjp_call"):
         return None
-    closed = eqn.params["call_jaxpr"]
-    return None if closed.consts else closed.jaxpr
+    body, constants = called(eqn)
+    return None if constants else body
 
 
 def _body_is_linear(body: Jaxpr, dependent: Sequence[bool]) -> bool:
@@ -59,11 +60,6 @@ def _body_is_linear(body: Jaxpr, dependent: Sequence[bool]) -> bool:
                 return False
             linear.update(eqn.outvars)
     return all(isinstance(out, Var) and out in linear for out in body.outvars)
-
-
-def depends(eqn: JaxprEqn, variables) -> list[bool]:
-    """Which operands of `eqn` are among these variables."""
-    return [isinstance(operand, Var) and operand in variables for operand in eqn.invars]
 
 
 def missing_rule(jaxpr: Jaxpr, linear) -> str | None:
@@ -104,7 +100,7 @@ def interpret(which: str, jaxpr: Jaxpr, constants: dict[Var, Any], linear: dict[
         dependent = depends(eqn, linear)
         if not any(dependent):
             values = [read(operand, constants) for operand in eqn.invars]
-            constants.update(zip(eqn.outvars, apply(eqn, values), strict=True))
+            constants.update(zip(eqn.outvars, bind(eqn, values), strict=True))
             continue
         values = [
             linear[operand] if is_dependent else read(operand, constants)  # pyright: ignore
@@ -121,30 +117,6 @@ def interpret(which: str, jaxpr: Jaxpr, constants: dict[Var, Any], linear: dict[
             outputs = interpret(which, body, known, {var: value for var, value, flag in inputs if flag})
         linear.update(zip(eqn.outvars, outputs, strict=True))
     return [linear[out] for out in jaxpr.outvars]  # pyright: ignore
-
-
-def read(operand, values: dict[Var, Any]):
-    """The value of an operand of an equation."""
-    return operand.val if isinstance(operand, Literal) else values[operand]
-
-
-def apply(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
-    """The outputs of one equation; `eval_jaxpr` keeps the user's source line and custom derivative rules."""
-    known = {
-        operand: value for operand, value in zip(eqn.invars, values, strict=True) if isinstance(operand, Var)
-    }
-    return eval_jaxpr(piece(list(known), eqn.outvars, [eqn]), (), *known.values())
-
-
-def piece(inputs, outputs, eqns: Sequence[JaxprEqn]) -> Jaxpr:
-    """A jaxpr of some of the equations of another."""
-    effects = frozenset().union(*(eqn.effects for eqn in eqns))
-    return Jaxpr((), inputs, outputs, eqns, effects, DebugInfo("jointcv.linear", "piece", None, None))
-
-
-def _bind(eqn: JaxprEqn, values: Sequence[Any], **changed) -> list[Any]:
-    outputs = eqn.primitive.bind(*values, **{**eqn.params, **changed})
-    return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
 
 def _shape(eqn: JaxprEqn) -> tuple[int, ...]:
@@ -207,7 +179,7 @@ def _rows_sum(eqn, values, dependent):
 
 
 def _squared_multiple(eqn, values, dependent):
-    return _bind(eqn, [v if flag else v * v for v, flag in zip(values, dependent, strict=True)])
+    return bind(eqn, [v if flag else v * v for v, flag in zip(values, dependent, strict=True)])
 
 
 def _squared_neg(eqn, values, dependent):
@@ -229,7 +201,7 @@ def _move(first: int, last: int | None, accepts=None) -> Rule:
         values = [
             jnp.zeros_like(v) if i in positions(eqn) and not dependent[i] else v for i, v in enumerate(values)
         ]
-        return _bind(eqn, values, **_fill(eqn, 0.0))
+        return bind(eqn, values, **_fill(eqn, 0.0))
 
     def rows(eqn, values, dependent):
         nnz = max(v.shape[0] for v, is_dependent in zip(values, dependent, strict=True) if is_dependent)
@@ -238,7 +210,7 @@ def _move(first: int, last: int | None, accepts=None) -> Rule:
             for i, v in enumerate(values)
         ]
         axes = [0 if is_dependent else None for is_dependent in dependent]
-        return jax.vmap(lambda *v: _bind(eqn, v, **_fill(eqn, ABSENT)), in_axes=axes)(*values)
+        return jax.vmap(lambda *v: bind(eqn, v, **_fill(eqn, ABSENT)), in_axes=axes)(*values)
 
     def positions(eqn):
         return range(len(eqn.invars))[moved]
@@ -264,7 +236,7 @@ def _none(value):
 
 
 def _squared_same(eqn, values, dependent):
-    return _bind(eqn, values)
+    return bind(eqn, values)
 
 
 def _rows_reduce_sum(eqn, values, dependent):

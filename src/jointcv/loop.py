@@ -63,9 +63,10 @@ def advance(algorithm: AbstractAlgorithm, run: Run, schedule: Schedule) -> tuple
         plan, row = inputs
         batch = take_batch(algorithm.objective, plan, number, dtype)
         moved, row, info = algorithm.step(state, shared, row, batch, jax.random.fold_in(noise_key, number))
-        alive = alive & info.finite
+        alive = alive & info.finite & algorithm.objective.admits(algorithm.params(moved))
         state = jax.tree.map(lambda new, old: jnp.where(alive, new, old), moved, state)
-        return (state, alive, number + 1), (row, info)
+        info = eqx.tree_at(lambda info: info.finite, info, alive)
+        return (state, alive, number + alive.astype(number.dtype)), (row, info)
 
     carry = (state, run.alive, run.step)
     (state, alive, number), (rows, infos) = jax.lax.scan(step, carry, (schedule, rows))

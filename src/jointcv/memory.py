@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from jointcv.checks import check_count
 from jointcv.evaluate import float_type, full_summary, take_batch, zero_summary
 from jointcv.objective import AbstractObjective, Params
 from jointcv.sampler import AbstractSampler, Batch, FixedBatches, Reshuffle, Schedule
@@ -83,6 +84,10 @@ class AbstractMemory(eqx.Module):
     def recount(self, state: State, table: Table, objective: AbstractObjective, sampler: AbstractSampler) -> State:
         """The running mean summed anew from the table, if that is as cheap as an epoch: in float32 it drifts."""
 
+    @abstractmethod
+    def summary(self, state: State) -> PyTree[Array]:
+        """The running mean; None of a memory that has none."""
+
 
 class NoMemory(AbstractMemory):
     """Nothing is remembered: for controls that do not look back."""
@@ -106,6 +111,9 @@ class NoMemory(AbstractMemory):
         return None
 
     def recount(self, state, table, objective, sampler):
+        return None
+
+    def summary(self, state):
         return None
 
 
@@ -137,6 +145,9 @@ class PerDatum(AbstractMemory):
     def recount(self, state, table, objective, sampler):
         return _sum_table(state, table, objective, sampler, _by_datum)
 
+    def summary(self, state):
+        return state
+
 
 class PerBatch(AbstractMemory):
     """One entry for every fixed minibatch: N/B stored locations under a view of the whole z."""
@@ -165,6 +176,9 @@ class PerBatch(AbstractMemory):
     def recount(self, state, table, objective, sampler):
         return _sum_table(state, table, objective, sampler, _by_batch)
 
+    def summary(self, state):
+        return state
+
 
 class Slots(eqx.Module):
     """The iterates of the last epoch and of this one, and which of them saw each datum."""
@@ -185,6 +199,7 @@ class Snapshots(AbstractMemory):
             )
 
     def init(self, objective, params, sampler):
+        _check_rows(objective, params)
         steps = sampler.steps_per_epoch(objective.num_data)
         iterates = jax.tree.map(lambda leaf: jnp.tile(leaf, (steps, *[1] * leaf.ndim)), params)
         slot = jnp.zeros(objective.num_data, jnp.int32)
@@ -215,6 +230,9 @@ class Snapshots(AbstractMemory):
         return Slots(table.last, table.last_slot, current, slot)
 
     def recount(self, state, table, objective, sampler):
+        return state
+
+    def summary(self, state):
         return state
 
     def _turn(self, table, schedule):
@@ -259,6 +277,9 @@ class WholeTable(AbstractMemory):
         mean, entries = state
         return _sum_table(mean, entries, objective, Reshuffle(sampler.batch_size), _by_datum), entries
 
+    def summary(self, state):
+        return state[0]
+
 
 class Anchor(AbstractMemory):
     """Every datum is remembered at one place, moved here by a full pass now and then (SVRG): memory of z's size.
@@ -270,8 +291,8 @@ class Anchor(AbstractMemory):
     every: int | None = eqx.field(static=True, default=None)
 
     def __check_init__(self):
-        if self.every is not None and self.every < 1:
-            raise ValueError(f"Anchor(every={self.every}) is not a number of steps. Use 1 or more, or None.")
+        if self.every is not None:
+            check_count("Anchor(every=...): every", self.every, "steps")
 
     def check(self, sampler):
         pass
@@ -302,6 +323,9 @@ class Anchor(AbstractMemory):
     def recount(self, state, table, objective, sampler):
         return state
 
+    def summary(self, state):
+        return state[1]
+
 
 def take_rows(table: Table, indices) -> Rows:
     """Rows of every leaf; a padded index repeats the last row."""
@@ -323,6 +347,8 @@ def _by_batch(schedule: Schedule):
 
 def _see_all(objective, params, sampler, size, index) -> tuple[State, Table]:
     """The mean summary and the table of `size` entries, every datum seen at these parameters."""
+    if index is _by_datum:
+        _check_rows(objective, params)
     schedule = sampler.sweep(objective.num_data)
 
     def see(mean, step):
@@ -348,6 +374,18 @@ def _sum_table(mean: State, table: Table, objective, sampler, index) -> State:
         return jax.tree.map(jnp.add, total, summary), None
 
     return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, mean), schedule)[0]
+
+
+def _check_rows(objective: AbstractObjective, params) -> None:
+    """ValueError where the objective remembers one place for a whole batch."""
+    for count in (2, 3):
+        rows = jnp.zeros(count, int)
+        entry = jax.eval_shape(lambda rows=rows: objective.remember(params, take_rows(objective.data, rows)))
+        if any(leaf.shape[:1] != (count,) for leaf in jax.tree.leaves(entry)):
+            raise ValueError(
+                "the memory keeps an entry for every datum, but this objective remembers one place for a batch. Use "
+                "memory=Anchor(), PerBatch() with FixedBatches(), or DoublyStochastic(per_datum=True)."
+            )
 
 
 def _refresh(recall: Recall, objective, params, batch: Batch) -> tuple[State, Rows]:

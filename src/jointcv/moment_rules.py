@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import sparse
 
+from jointcv.jaxprs import bind, called
+
 BUDGET = 10_000_000  # entries of any one matrix or constant
 MAX_FACTORS = 4
 MAX_TERMS = 16
@@ -311,13 +313,6 @@ def run(slot: Slot, z=None):
     return look(slot)
 
 
-def bind(equation, inputs: Sequence) -> list:
-    params = equation.primitive.get_bind_params(equation.params)
-    with equation.ctx.manager:
-        result = equation.primitive.bind(*inputs, **params)
-    return list(result) if equation.primitive.multiple_results else [result]
-
-
 def _eagerly(compute: Callable) -> Any:
     """Compute with constants now, also while something else is traced."""
     try:
@@ -526,12 +521,9 @@ def compare(equation, values: Sequence[Value]) -> np.ndarray:
 
 # The interpreter.
 
-INLINED = {"jit": "jaxpr", "closed_call": "call_jaxpr", "call": "call_jaxpr"}
-ATOMIC = {  # kept whole unless everything in it closes: what it says of derivatives must stay
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "remat2": "jaxpr",
-}
+INLINED = ("jit", "closed_call", "call")
+# Kept whole unless everything in it closes: what it says of derivatives must stay.
+ATOMIC = ("custom_jvp_call", "custom_vjp_call", "remat2")
 
 
 def read(jaxpr: jex.ClosedJaxpr) -> tuple[Closed, Slot | None, np.ndarray]:
@@ -584,9 +576,7 @@ def apply(equation, values: Sequence[Value], dim: int) -> list[Value]:
 
 def _call(equation, values, full, dim: int) -> list[Value]:
     name = equation.primitive.name
-    inner = equation.params[(INLINED | ATOMIC)[name]]
-    inner, constants = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, ())
-    results = interpret(inner, constants, values, dim)
+    results = interpret(*called(equation), values, dim)
     if name in ATOMIC and any(result.open for result in results):
         return _all_open(full, values, dim)
     return results

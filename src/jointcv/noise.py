@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree, Scalar
 
+from jointcv.checks import check_count
 from jointcv.family import MeanFieldParams
 from jointcv.view import AbstractView, LinearView, Seen
 
@@ -199,6 +200,9 @@ class Quadrature(AbstractNoise):
     """
 
     nodes: int = eqx.field(static=True, default=32)
+
+    def __check_init__(self):
+        check_count("Quadrature(nodes=...): nodes", self.nodes, "nodes")
 
     def draw(self, key, view, data, part):
         return None

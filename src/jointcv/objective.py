@@ -8,7 +8,7 @@ from abc import abstractmethod
 from typing import Any
 
 import equinox as eqx
-from jaxtyping import Array, Float, Key, PyTree, Scalar
+from jaxtyping import Array, Bool, Float, Key, PyTree, Scalar
 
 Params = Any
 Entry = PyTree[Array]
@@ -26,6 +26,10 @@ class AbstractObjective(eqx.Module):
     @abstractmethod
     def init(self, key: Key[Array, ""]) -> Params:
         """Where a run starts."""
+
+    @abstractmethod
+    def admits(self, params: Params) -> Bool[Scalar, ""]:
+        """Whether a run may go on from these parameters; they are finite and so is all that is made of them."""
 
     @abstractmethod
     def draw(self, key: Key[Array, ""], params: Params, data: PyTree[Array], part: int = 0) -> Draws:

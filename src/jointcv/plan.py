@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jointcv.control import AbstractControl, JointCV
+from jointcv.checks import check_count, check_type
+from jointcv.control import AbstractControl, EnsembleCV, JointCV, SubsamplingCV
 from jointcv.elbo import Elbo, fold_prior
 from jointcv.family import MeanField
 from jointcv.linear import NoSplit, offenders, rows_vary, split, squares_hold, verify
@@ -92,11 +93,18 @@ def assemble(
         ValueError: where the given ones do not go together.
     """
     control = JointCV() if control is None else control
+    check_type("control", control, AbstractControl, "Use JointCV(), MonteCarloCV(), NaiveGradient() …")
+    check_type("family", family, MeanField | None, "Use MeanField().")
+    check_type("sampler", sampler, AbstractSampler | None, "Use Reshuffle(100), FixedBatches(100) …")
+    check_type("view", view, AbstractView | None, "Leave it out, or use WholeView(problem).")
+    check_type("noise", noise, AbstractNoise | None, "Leave it out, or use ParameterNoise() …")
     if sampler is not None and batch_size is not None and batch_size != sampler.batch_size:
         raise ValueError(f"batch_size={batch_size} and sampler={sampler!r} disagree. Give one of them.")
     if isinstance(noise, PaperNoise):
         view = WholeView(fold_prior(problem)) if view is None else view
     view = find_view(problem).view if view is None else view
+    if batch_size is not None:
+        check_count("batch_size", batch_size, "data")
     _check_batch_size(batch_size if sampler is None else sampler.batch_size, view.problem.num_data)
     if isinstance(control, JointCV) and control.memory is None:
         memory = _choose_memory(view, sampler, batch_size, memory_budget)
@@ -110,6 +118,7 @@ def assemble(
         view = WholeViewEach(view.problem)
     noise = _choose_noise(view, control) if noise is None else noise
     _check_noise(noise, view)
+    _check_control(control, noise)
     read_prior = sampled_prior if isinstance(noise, ParameterNoise | PaperNoise) else closed_prior
     objective = Elbo(view.problem, family or MeanField(), view, noise, read_prior(view.problem))
     return objective, control, sampler
@@ -140,8 +149,6 @@ def _default_batch_size(problem: Problem) -> int:
 def _check_batch_size(batch_size: int | None, num_data: int) -> None:
     if batch_size is None:
         return
-    if batch_size < 0:
-        raise ValueError(f"batch_size={batch_size} is not a number of data. Use 1 to {num_data}.")
     if batch_size > num_data:
         raise ValueError(f"batch_size={batch_size} is larger than the data (N = {num_data}). Use at most N.")
 
@@ -161,6 +168,14 @@ def _check_noise(noise: AbstractNoise, view: AbstractView) -> None:
     if isinstance(noise, PaperNoise) and isinstance(view, LinearView):
         raise ValueError(
             "noise=PaperNoise() stores whole locations. Pass view=WholeView(fold_prior(problem))."
+        )
+
+
+def _check_control(control: AbstractControl, noise: AbstractNoise) -> None:
+    if isinstance(control, SubsamplingCV | EnsembleCV) and isinstance(noise, PredictorNoise):
+        raise ValueError(
+            f"noise={noise!r} draws for the data of a batch; {type(control).__name__} needs one ε for all data. "
+            "Use ParameterNoise()."
         )
 
 

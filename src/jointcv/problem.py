@@ -20,6 +20,7 @@ class Problem(eqx.Module):
         data: a pytree of arrays whose leading axis runs over the N data.
         example: a z: any pytree of floating-point arrays with the shapes of the latent variables.
         constrain: maps z to what the user wants to see of a draw; the identity by default.
+        origin: what the problem was made from, for what needs that again: the traced model of a NumPyro problem.
 
     Example:
         >>> import jax.numpy as jnp, jointcv as jcv
@@ -38,16 +39,18 @@ class Problem(eqx.Module):
     data: PyTree[Array]
     example: PyTree[Array]
     constrain: Callable[[Any], Any]
+    origin: Any
 
-    def __init__(self, *, log_prior, log_likelihood, data, example, constrain=None):
+    def __init__(self, *, log_prior, log_likelihood, data, example, constrain=None, origin=None):
         self.log_prior = log_prior
         self.log_likelihood = log_likelihood
         self.data = as_data(data)
-        self.example = _as_example(example)
+        self.example = as_example(example)
         self.constrain = _identity if constrain is None else constrain
-        _check_scalar("log_prior", log_prior, self.example)
+        self.origin = origin
+        check_scalar("log_prior", log_prior, self.example)
         datum = jax.tree.map(lambda leaf: leaf[0], self.data)
-        _check_scalar("log_likelihood", log_likelihood, self.example, datum)
+        check_scalar("log_likelihood", log_likelihood, self.example, datum)
 
     @property
     def num_data(self) -> int:
@@ -73,6 +76,10 @@ class Problem(eqx.Module):
         """log p(x_n | z) at a flat z, for one datum."""
         return self.log_likelihood(self.unravel(position), datum)
 
+    def without_origin(self) -> "Problem":
+        """The same problem for compiled code, which would keep what the origin refers to alive."""
+        return self if self.origin is None else eqx.tree_at(lambda problem: problem.origin, self, None)
+
     def take(self, indices) -> PyTree[Array]:
         """The data with these indices."""
         return jax.tree.map(lambda leaf: leaf[indices], self.data)
@@ -91,6 +98,7 @@ def as_data(data) -> PyTree[Array]:
         )
     sizes = set()
     for leaf in leaves:
+        _check_numbers(leaf)
         if np.ndim(leaf) == 0:
             raise ValueError(
                 f"data holds {leaf!r}, which has no leading axis. Every leaf needs one row a datum."
@@ -107,29 +115,44 @@ def as_data(data) -> PyTree[Array]:
     return jax.tree.map(jnp.asarray, data)
 
 
-def _as_example(example) -> PyTree[Array]:
+def _check_numbers(leaf) -> None:
+    try:
+        numbers = jax.eval_shape(lambda: jnp.asarray(leaf)).dtype
+    except (TypeError, ValueError):
+        numbers = None
+    if numbers is None or not (jnp.issubdtype(numbers, jnp.number) or numbers == bool):
+        described = f"{leaf!r}"[:80]
+        raise ValueError(f"data holds {described}, which is not numbers. Pass arrays; encode categories first.")
+
+
+def as_example(example, name: str = "example") -> PyTree[Array]:
+    """Parameters as JAX arrays of one precision, once they are fit to be: real numbers, at least one."""
     leaves = jax.tree.leaves(example)
     if not leaves or sum(np.size(leaf) for leaf in leaves) == 0:
         raise ValueError(
-            f"example={example!r} has no entries. Pass a z with the shapes of the latent variables."
+            f"{name}={example!r} has no entries. Pass a z with the shapes of the latent variables."
         )
     for leaf in leaves:
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+        kind = np.asarray(leaf).dtype if isinstance(leaf, str) else jnp.result_type(leaf)
+        if not jnp.issubdtype(kind, jnp.floating):
             raise ValueError(
-                f"example holds {jnp.result_type(leaf)} values. Latent variables are real: pass floating-point arrays."
+                f"{name} holds {kind} values. Parameters are real: pass floating-point arrays."
             )
     dtype = jnp.result_type(*leaves)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), example)
 
 
-def _check_scalar(name: str, function, *args) -> None:
+def check_scalar(name: str, function, *args) -> None:
+    """`function(*args)` is one real number."""
+    if not callable(function):
+        raise ValueError(f"{name}={function!r} is not a function. Pass a function that returns a log density.")
     result = jax.eval_shape(function, *args)
     shape = getattr(result, "shape", None)
     if shape != ():
         described = f"shape {shape}" if shape is not None else f"{result!r}"
         raise ValueError(
             f"{name} returned {described}; it must return a scalar"
-            + (" for one datum. Sum over the datum's own axes." if name == "log_likelihood" else ".")
+            + (" for one datum. Sum over the datum's own axes." if name in ("log_likelihood", "loss") else ".")
         )
     if not jnp.issubdtype(result.dtype, jnp.floating):
         raise ValueError(f"{name} returned {result.dtype} values; it must return a real number.")

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree, Scalar
 
+from jointcv.checks import check_count
+
 
 class Schedule(eqx.Module):
     """The minibatches of consecutive steps. A padded place has index N, weight 0 and share 0.
@@ -138,12 +140,7 @@ class FullBatch(AbstractSampler):
 
 
 def _check_batch_size(sampler: AbstractSampler) -> None:
-    size = sampler.batch_size
-    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-        raise ValueError(
-            f"{type(sampler).__name__}(batch_size={size!r}) is not a number of data. Use 1 or more, "
-            "or FullBatch() for all of them."
-        )
+    check_count(f"{type(sampler).__name__}(batch_size=...): batch_size", sampler.batch_size, "data")
 
 
 def _partition(order: Int[Array, " data"], batch_size: int) -> Schedule:

@@ -138,11 +138,13 @@ def _largest_unit(objective, sampler, params):
 
 
 def _datum_curvature(view: LinearView, params: MeanFieldParams, batch) -> Float[Array, " batch"]:
-    """N Σ_k |ℓ''_kk| (A² / s)_nk, an upper bound of λ_max for a datum."""
+    """An upper bound of N λ_max(s^-½ A_nᵀ ℓ''_n A_n s^-½), which is that of N ℓ''_n diag(A_n² / s)."""
     seen = view.look(params.location, batch.data)
-    bend = view.bend(seen, batch.data, jnp.ones_like(batch.weights))
-    return jnp.sum(jnp.abs(bend) * view.spread(params.variance, batch.data), axis=-1)
-
+    hessian = jnp.abs(view.hessian(seen, batch.data, jnp.ones_like(batch.weights)))
+    spread = view.spread(params.variance, batch.data)
+    rows = jnp.max(spread * jnp.sum(hessian, axis=-1), axis=-1)
+    frobenius = jnp.sqrt(jnp.einsum("nkl,nkl,nk,nl->n", hessian, hessian, spread, spread))
+    return jnp.minimum(rows, frobenius)
 
 
 def _hessian_product(objective: Elbo, params: MeanFieldParams, direction: Float[Array, " dim"]):

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree, Scalar
 
+from jointcv.checks import check_type
 from jointcv.objective import AbstractObjective
-from jointcv.problem import as_data
+from jointcv.problem import as_data, as_example, check_scalar
 
 
 class GaussianNoise(eqx.Module):
@@ -56,10 +57,14 @@ class DoublyStochastic(AbstractObjective):
     def __init__(self, *, loss, data, start, noise, penalty=None, per_datum=False):
         self.loss = loss
         self.data = as_data(data)
-        self.start = jax.tree.map(jnp.asarray, start)
+        self.start = as_example(start, "start")
         self.noise = noise
         self.penalty = _no_penalty if penalty is None else penalty
         self.per_datum = per_datum
+        check_type("noise", noise, GaussianNoise, "Use GaussianNoise(shape) with the shape of a datum's noise.")
+        datum = jax.tree.map(lambda leaf: leaf[0], self.data)
+        check_scalar("loss", loss, self.start, datum, self._centre(self.start))
+        check_scalar("penalty", self.penalty, self.start)
 
     @property
     def num_data(self):
@@ -67,6 +72,9 @@ class DoublyStochastic(AbstractObjective):
 
     def init(self, key):
         return jax.tree.map(lambda leaf: leaf.copy(), self.start)
+
+    def admits(self, params):
+        return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(params)]))
 
     def draw(self, key, params, data, part=0):
         rows = jax.tree.leaves(data)[0].shape[0]
@@ -124,6 +132,8 @@ class DoublyStochastic(AbstractObjective):
 
     def _sum(self, term, entry, data, weights, draws) -> Scalar:
         place = 0 if self.per_datum else None
+        # inc's pass over all data has a batch's noise: its rows are used again and again, so that the mean stands.
+        draws = draws[jnp.arange(weights.shape[0]) % draws.shape[0]]
         return jnp.sum(weights * jax.vmap(term, (place, 0, 0))(entry, data, draws))
 
     def _gradient(self, term, entry, data, weights, draws):

@@ -147,15 +147,21 @@ class LinearView(AbstractView):
     def curvature(self, seen, data, weights):
         return self.pull_squared(self.bend(seen, data, weights), data) if self.has_squares else None
 
+    def hessian(
+        self, seen: Seen, data: PyTree[Array], weights: Float[Array, " batch"]
+    ) -> Float[Array, "batch predictors predictors"]:
+        """N w_n ℓ''_n(η_n)."""
+
+        def column(direction):
+            return self.expand(seen, direction, data, weights)[1]
+
+        return jax.vmap(column, out_axes=-1)(jnp.eye(seen.shape[-1], dtype=seen.dtype))
+
     def bend(
         self, seen: Seen, data: PyTree[Array], weights: Float[Array, " batch"]
     ) -> Float[Array, "batch predictors"]:
         """N w_n diag ℓ''_n(η_n)."""
-
-        def along(direction):
-            return self.expand(seen, direction, data, weights)[1] @ direction
-
-        return jax.vmap(along, out_axes=-1)(jnp.eye(seen.shape[-1], dtype=seen.dtype))
+        return jnp.diagonal(self.hessian(seen, data, weights), axis1=-2, axis2=-1)
 
     def spread(self, variance: Float[Array, " dim"], data: PyTree[Array]) -> Float[Array, "batch predictors"]:
         """The variance of η_n under the mean field: A_n² σ²."""

@@ -7,6 +7,7 @@ import optax
 from jaxtyping import Array, PyTree
 
 from jointcv.algorithm.interface import AbstractAlgorithm, Info
+from jointcv.checks import check_type
 from jointcv.control import AbstractControl
 from jointcv.evaluate import float_type
 from jointcv.objective import AbstractObjective, Params
@@ -38,6 +39,14 @@ class GradientDescent(AbstractAlgorithm):
     optimizer: optax.GradientTransformation = eqx.field(static=True)
     naive_steps: int = 0
 
+    def __check_init__(self):
+        check_type("control", self.control, AbstractControl, "Use JointCV(), MonteCarloCV(), NaiveGradient() …")
+        check_type("sampler", self.sampler, AbstractSampler, "Use Reshuffle(100), FixedBatches(100) …")
+        check_type("optimizer", self.optimizer, optax.GradientTransformation, "Use optax.sgd(1e-3) or another.")
+        if self.control.memory is None:
+            raise ValueError("control=JointCV() has no memory. Say which, such as JointCV(PerDatum()).")
+        self.control.memory.check(self.sampler)
+
     def init(self, key):
         params = self.objective.init(key)
         memory, table = self.control.memory.init(self.objective, params, self.sampler)
@@ -54,7 +63,8 @@ class GradientDescent(AbstractAlgorithm):
             self.objective, self.control, recall, params, batch, draws
         )
         gradient = add_after(self.naive_steps, batch, gradient, correction)
-        updates, optimizer = self.optimizer.update(gradient, state.optimizer, params)
+        optimizer = optax.with_extra_args_support(self.optimizer)
+        updates, optimizer = optimizer.update(gradient, state.optimizer, params, value=loss)
         memory, row = self.control.memory.write(state.memory, recall, self.objective, params, batch)
         moved = DescentState(optax.apply_updates(params, updates), optimizer, memory)
         norm = optax.tree.norm(gradient)

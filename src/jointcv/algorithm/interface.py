@@ -14,11 +14,12 @@ Rows = PyTree[Array]
 
 
 class Info(eqx.Module):
-    """What a step tells: its estimate of the objective, the norm of its gradient, and whether both were finite."""
+    """What a step tells: its estimate of the objective, the norm of its gradient, whether both were finite, and notes."""
 
     loss: Float[Scalar, ""]
     gradient_norm: Float[Scalar, ""]
     finite: Bool[Scalar, ""]
+    notes: dict[str, Array] = eqx.field(default_factory=dict)
 
 
 class AbstractAlgorithm(eqx.Module):

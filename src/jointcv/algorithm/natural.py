@@ -3,35 +3,38 @@
     s ← (1−γ) s + γ h,   h ≈ E_q diag ∇²[Σ_n −log p(x_n|z) − log p(z)]
     μ ← μ − γ ĝ_μ / s    with the new s and the controlled location gradient ĝ_μ
 
-SAGA with minibatches of B converges for γ = 1/(4𝓛), with 𝓛(B) of `jointcv.smoothness` in the metric s; the bound is
-cautious, so the step begins at four times it. Once an epoch L and L_max are measured again, running means are summed
-anew, and the objective on the full data is looked at: has it risen beyond its noise, the epoch is taken back and the
-step halved.
+SAGA with minibatches of B converges for γ = 1/(4𝓛), with 𝓛(B) of `jointcv.smoothness` in the metric s, for every
+coordinate its own. That bound is cautious, so the step begins at `slack` times it and grows, behind a guard: once an epoch the objective on the full
+data is looked at, and has it risen beyond its noise (or a step not been finite), the epoch is taken back, the slack
+halved, and from then on it grows more slowly. Also once an epoch the running means are summed anew.
 """
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PyTree, Scalar
+from jaxtyping import Array, Bool, Float, Int, PyTree, Scalar
 
 from jointcv.algorithm.gradient import controlled_gradient
 from jointcv.algorithm.interface import AbstractAlgorithm, Info
 from jointcv.control import AbstractControl
 from jointcv.elbo import Elbo
-from jointcv.evaluate import full_summary, full_values
+from jointcv.evaluate import full_summary, full_values, take_batch
 from jointcv.family import MeanFieldParams
 from jointcv.sampler import AbstractSampler
 from jointcv.smoothness import Smoothness, measure, unmeasured
 
 SETTLING_ROUNDS = 3
+FIRST_ROUNDS, ROUNDS = 20, 4  # of power iteration, at first and from then on
+GUARD_CHUNK = 10_000
+MOST_SLACK = 6.0
 
 
 class Position(eqx.Module):
     """Where the family is: μ and s."""
 
-    location: Float[Array, " dim"]
-    precision: Float[Array, " dim"]
+    location: Float[Array, "*stack dim"]
+    precision: Float[Array, "*stack dim"]
 
     @property
     def params(self) -> MeanFieldParams:
@@ -39,111 +42,120 @@ class Position(eqx.Module):
 
 
 class Guard(eqx.Module):
-    """The end of the best epoch so far, and the objective there, for a few fixed draws of ε."""
+    """The end of the best epoch so far, the objective there for a few fixed draws of ε, and what it has cost."""
 
     position: Position
-    values: Float[Array, " draws"]
+    values: Float[Array, "*stack draws"]
+    slack: Float[Array, "*stack"]
+    halvings: Int[Array, "*stack"]
+    broken: Bool[Array, "*stack"]
 
 
 class NaturalState(eqx.Module):
-    """What the next step needs."""
+    """What the next step needs.
+
+    Attributes:
+        position: μ and s.
+        memory: the control's.
+        average: a running average of the data's part of h where no memory keeps it, under a whole view.
+        rate: γ of every coordinate, until the next measurement.
+        smoothness: the last measurement.
+        guard: where to go back to.
+        drift: how far the running mean of the gradient had moved from its sum, relative, when last summed anew.
+    """
 
     position: Position
     memory: PyTree[Array]
-    curvature: Float[Array, " dim"] | None
+    average: Float[Array, "*stack dim"]
+    rate: Float[Array, "*stack dim"]
     smoothness: Smoothness
-    rate: Float[Array, " dim"]
-    slack: Float[Scalar, ""]
     guard: Guard
-    halvings: Int[Scalar, ""]
-    drift: Float[Scalar, ""]
+    drift: Float[Array, "*stack"]
 
 
-class NaturalGradient(AbstractAlgorithm):
-    """Steps in the metric of q, with any control; neither a learning rate nor an optimiser.
+class NaturalDescent(AbstractAlgorithm):
+    """Steps in the metric of q, with any control; what `NaturalGradient` builds.
 
     Args:
         objective: the negative ELBO of a mean field.
         control: the zero-mean correction of its gradient.
         sampler: which data a step sees.
         slack: how many times the theory's step is tried first.
-        guard_draws: draws of ε in the epoch's look at the full data.
+        rate: one γ for all coordinates in the place of the theory's; then nothing is measured or guarded.
+        decay: γ falls as 1/(1 + decay·epoch).
+        guard_draws: draws of ε in the guard's look at the full data.
     """
 
     objective: Elbo
     control: AbstractControl
     sampler: AbstractSampler
-    slack: float = 4.0
+    slack: float = 2.0
     rate: float | None = None
-    naive_steps: int = 0
+    decay: float = 0.0
     guard_draws: int = eqx.field(static=True, default=4)
-    first_rounds: int = eqx.field(static=True, default=20)
-    rounds: int = eqx.field(static=True, default=3)
 
     def init(self, key):
-        objective = self.objective
-        position = self._settle(objective.init(key))
+        start_key, settle_key = jax.random.split(key)
+        position, average = self._settle(self.objective.init(start_key), settle_key)
         params = position.params
-        memory, table = self.control.memory.init(objective, params, self.sampler)
+        memory, table = self.control.memory.init(self.objective, params, self.sampler)
         dtype = params.location.dtype
-        guard = Guard(position, jnp.full(self.guard_draws, jnp.inf, dtype))
-        zero = jnp.zeros((), dtype)
-        state = NaturalState(
-            position, memory, jnp.zeros_like(params.location), unmeasured(params), jnp.zeros_like(params.location), jnp.asarray(self.slack, dtype), guard,
-            jnp.zeros((), jnp.int32), zero,
+        guard = Guard(
+            position=position,
+            values=jnp.zeros(self.guard_draws, dtype),
+            slack=jnp.asarray(self.slack, dtype),
+            halvings=jnp.zeros((), jnp.int32),
+            broken=jnp.zeros((), bool),
         )
+        rate = jnp.zeros_like(params.location)
+        state = NaturalState(position, memory, average, rate, unmeasured(params), guard, jnp.zeros((), dtype))
         return state, table
 
     def open(self, table, schedule):
         return self.control.memory.open(table, schedule)
 
     def renew(self, state, table, step):
-        memory = self.control.memory.recount(state.memory, table, self.objective, self.sampler)
-        state = eqx.tree_at(lambda s: s.memory, state, memory)
-        state = self._look_back(state, step == 0)
-        params = state.position.params
-        rounds = jnp.where(step == 0, self.first_rounds, self.rounds)
+        state = self._recount(state, table)
         epoch = step // self.sampler.steps_per_epoch(self.objective.num_data)
-        due = (epoch & (epoch - 1)) == 0  # epochs 0, 1, 2, 4, 8, ...
+        if self.rate is not None:
+            rate = jnp.full_like(state.rate, self.rate) / (1 + self.decay * epoch.astype(state.rate.dtype))
+            return eqx.tree_at(lambda s: s.rate, state, rate)
+        state = self._look_back(state, epoch)
+        params = state.position.params
+        rounds = jnp.where(epoch == 0, FIRST_ROUNDS, ROUNDS)
         smoothness = jax.lax.cond(
-            due,
+            (epoch & (epoch - 1)) == 0,  # epochs 0, 1, 2, 4, 8, ...
             lambda before: measure(self.objective, self.sampler, params, before, rounds),
             lambda before: before,
             state.smoothness,
         )
-        rate = jnp.minimum(state.slack * smoothness.step, 1)
-        if self.rate is not None:
-            rate = jnp.full_like(rate, self.rate)
+        rate = jnp.minimum(state.guard.slack * smoothness.step, 1)
         return eqx.tree_at(lambda s: (s.rate, s.smoothness), state, (rate, smoothness))
 
     def step(self, state, shared, row, batch, key):
-        position, rate = state.position, state.rate
-        params = position.params
-        objective = self.objective
+        objective, params = self.objective, state.position.params
         draws = objective.draw(key, params, batch.data)
         recall = self.control.memory.read(state.memory, shared, row, objective, params, batch)
         loss, gradient, correction = controlled_gradient(objective, self.control, recall, params, batch, draws)
-        gradient = jax.tree.map(jnp.add, gradient, correction)
+        direction = gradient.location + correction.location
         memory, row = self.control.memory.write(state.memory, recall, objective, params, batch)
-        mean = self._summary(memory, params, batch)
-        curvature = objective.noise.excess(objective.view, params, batch.data, batch.weights, draws.data)
-        if mean.curvature is None:
-            steps = self.sampler.steps_per_epoch(objective.num_data)
-            weight = 1 / jnp.minimum(batch.step + 1, steps)
-            curvature = state.curvature + weight * (curvature - state.curvature)
-            averaged = curvature
-        else:
-            curvature, averaged = mean.curvature + curvature, state.curvature
-        target = curvature + objective.prior.curvature(params, draws.prior)
-        precision, corrected = move_precision(position.precision, target, rate)
-        location = position.location - rate * gradient.location / precision
-        norm = optax.tree.norm(gradient)
+
+        target, average = self._curvature(state, memory, params, batch, draws)
+        precision, corrected = move_precision(state.position.precision, target, state.rate)
+        location = state.position.location - state.rate * direction / precision
+
+        norm = optax.tree.norm(direction)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm) & jnp.all(jnp.isfinite(precision))
-        moved = NaturalState(
-            Position(location, precision), memory, averaged, state.smoothness, rate, state.slack, state.guard,
-            state.halvings, state.drift,
+        go_on = finite & ~state.guard.broken if self.rate is None else finite
+        position = jax.tree.map(
+            lambda new, old: jnp.where(go_on, new, old), Position(location, precision), state.position
         )
-        return moved, row, Info(loss, norm, finite)
+        guard = eqx.tree_at(lambda guard: guard.broken, state.guard, ~go_on)
+        moved = NaturalState(position, memory, average, state.rate, state.smoothness, guard, state.drift)
+        notes = {"rate": jnp.median(state.rate) if self.rate is None else state.rate[0], "corrected": corrected}
+        notes |= {"halvings": guard.halvings, "drift": state.drift}
+        # A step that is not finite is the guard's to take back, if there is one.
+        return moved, row, Info(loss, norm, finite | (self.rate is None), notes)
 
     def close(self, table, schedule, rows):
         return self.control.memory.close(table, schedule, rows)
@@ -151,46 +163,112 @@ class NaturalGradient(AbstractAlgorithm):
     def params(self, state):
         return state.position.params
 
-    def _settle(self, params: MeanFieldParams) -> Position:
-        """The precision that suits the first location: a few rounds of s ← h, where a pass over the data gives h."""
+    def _settle(self, params: MeanFieldParams, key) -> tuple[Position, Float[Array, " dim"]]:
+        """The precision that suits the first location: a few rounds of s ← h, each a pass over the data."""
         objective = self.objective
         position = Position(params.location, jnp.exp(-2 * params.log_scale))
-        schedule = self.sampler.sweep(objective.num_data)
-        for _ in range(SETTLING_ROUNDS):
+        for round_key in jax.random.split(key, SETTLING_ROUNDS):
             params = position.params
-            summary = full_summary(objective, params, schedule)
-            if summary.curvature is None:
-                return position
-            target = summary.curvature + objective.prior.curvature(params, jnp.zeros_like(params.location))
+            noise = jax.random.normal(round_key, params.location.shape, params.location.dtype)
+            data_part = self._pass_curvature(params, round_key)
+            target = data_part + objective.prior.curvature(params, noise)
             position = Position(params.location, jnp.where(target > 0, target, position.precision))
-        return position
+        return position, data_part
 
-    def _summary(self, memory, params, batch):
-        state = memory[0] if isinstance(memory, tuple) else memory
-        if state is None:
-            return self.objective.summarise(self.objective.remember(params, batch.data), batch.data, batch.weights)
-        return state
+    def _pass_curvature(self, params: MeanFieldParams, key):
+        """The data's part of h from one pass."""
+        objective = self.objective
+        schedule = self.sampler.sweep(objective.num_data)
+        summary = full_summary(objective, params, schedule)
+        if summary.curvature is not None:
+            return summary.curvature
 
-    def _look_back(self, state, is_first):
+        def add(total, step):
+            batch = take_batch(objective, step, 0, params.location.dtype)
+            draws = objective.draw(jax.random.fold_in(key, step.unit), params, batch.data)
+            excess = objective.noise.excess(objective.view, params, batch.data, batch.share, draws.data)
+            return total + excess, None
+
+        return jax.lax.scan(add, jnp.zeros_like(params.location), schedule)[0]
+
+    def _curvature(self, state, memory, params, batch, draws):
+        """h, and the running average that stands in for a memory of it."""
+        objective = self.objective
+        summary = self.control.memory.summary(memory)
+        if summary is None:
+            entry = objective.remember(params, batch.data)
+            summary = objective.summarise(entry, batch.data, batch.weights)
+        excess = objective.noise.excess(objective.view, params, batch.data, batch.weights, draws.data)
+        prior = objective.prior.curvature(params, draws.prior)
+        if summary.curvature is not None:
+            return summary.curvature + excess + prior, state.average
+        weight = 1 / self.sampler.steps_per_epoch(objective.num_data)
+        average = state.average + weight * (excess - state.average)
+        return average + prior, average
+
+    def _recount(self, state: NaturalState, table) -> NaturalState:
+        """The running mean summed anew, and how far it had drifted."""
+        before = self.control.memory.summary(state.memory)
+        memory = self.control.memory.recount(state.memory, table, self.objective, self.sampler)
+        after = self.control.memory.summary(memory)
+        if before is None:
+            return state
+        drift = jnp.linalg.norm(after.gradient - before.gradient)
+        scale = optax.tree.norm(after) + jnp.finfo(drift.dtype).tiny
+        return eqx.tree_at(lambda s: (s.memory, s.drift), state, (memory, drift / scale))
+
+    def _look_back(self, state: NaturalState, epoch: Int[Scalar, ""]) -> NaturalState:
+        """Take the epoch back and halve the slack where the full-data objective rose beyond its noise."""
+        chunk_size = min(GUARD_CHUNK, self.objective.num_data)
         values = full_values(
-            self.objective, state.position.params, jax.random.key(0), num_draws=self.guard_draws, chunk_size=min(10_000, self.objective.num_data)
+            self.objective, state.position.params, jax.random.key(0), num_draws=self.guard_draws, chunk_size=chunk_size
         )
-        change = values - state.guard.values
-        error = jnp.std(change) / self.guard_draws**0.5
-        fell = ~is_first & ~(jnp.mean(change) <= 3 * error + 1e-6 * jnp.abs(jnp.mean(values)))
-        now = Guard(state.position, values)
-        guard = jax.tree.map(lambda old, new: jnp.where(fell, old, new), state.guard, now)
-        return eqx.tree_at(
-            lambda s: (s.position, s.guard, s.slack, s.halvings),
-            state,
-            (guard.position, guard, jnp.where(fell, state.slack / 2, state.slack), state.halvings + fell),
+        guard = state.guard
+        change = values - guard.values
+        error = jnp.std(change, ddof=1) / self.guard_draws**0.5 if self.guard_draws > 1 else 0.0
+        rounding = 10 * jnp.finfo(values.dtype).eps * jnp.abs(jnp.mean(values))
+        rose = ~(jnp.mean(change) <= 3 * error + rounding) & (epoch > 0)
+        back = rose | guard.broken
+        best = jax.tree.map(
+            lambda old, new: jnp.where(back, old, new), (guard.position, guard.values), (state.position, values)
         )
+        position, values = best
+        halvings = guard.halvings + back
+        growth = 2 ** (1 / (2 * (1 + halvings.astype(values.dtype))))
+        wider = jnp.where(epoch > 0, jnp.minimum(guard.slack * growth, MOST_SLACK), guard.slack)
+        slack = jnp.where(back, guard.slack / 2, wider)
+        guard = Guard(position, values, slack, halvings, jnp.zeros((), bool))
+        return eqx.tree_at(lambda s: (s.position, s.guard), state, (position, guard))
+
+
+class NaturalGradient(eqx.Module):
+    """Natural steps in the place of an optimiser: `jcv.fit(problem, optimizer=jcv.NaturalGradient(), key=key)`.
+
+    Args:
+        slack: how many times the theory's step is tried first; halved behind the guard when it is too much.
+        rate: a step set by hand, without measurement and guard.
+        decay: for a step set by hand: it falls as 1/(1 + decay·epoch).
+    """
+
+    slack: float = 2.0
+    rate: float | None = None
+    decay: float = 0.0
+
+    def __check_init__(self):
+        if self.slack <= 0:
+            raise ValueError(f"NaturalGradient(slack={self.slack}) must be positive.")
+        if self.rate is not None and not 0 < self.rate <= 1:
+            raise ValueError(f"NaturalGradient(rate={self.rate}) must lie in (0, 1].")
+
+    def build(self, objective: Elbo, control: AbstractControl, sampler: AbstractSampler) -> NaturalDescent:
+        """The algorithm for an objective."""
+        return NaturalDescent(objective, control, sampler, self.slack, self.rate, self.decay)
 
 
 def move_precision(precision, target, rate):
-    """(1−γ) s + γ h where h is positive; elsewhere the improved rule of Lin, Schmidt and Khan (2020), which stays so.
+    """(1−γ) s + γ h where h is positive, and a rule that stays so where it is not; how often it was not.
 
-    s + γ(h − s) + γ²(h − s)²/(2s), the second-order step along the manifold's geodesic.
+    s + γ(h − s) + γ²(h − s)²/(2s) is the improved Bayesian learning rule of Lin, Schmidt and Khan (2020).
     """
     change = rate * (target - precision)
     negative = target <= 0

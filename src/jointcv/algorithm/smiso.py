@@ -9,9 +9,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, PyTree, Scalar
 
 from jointcv.algorithm.interface import AbstractAlgorithm, Info
+from jointcv.checks import check_type
 from jointcv.evaluate import float_type
 from jointcv.memory import put_rows, take_rows
 from jointcv.objective import AbstractObjective, Params
@@ -34,6 +35,11 @@ class Smiso(AbstractAlgorithm):
     decay: float = 0.9
 
     def __check_init__(self):
+        check_type("sampler", self.sampler, AbstractSampler, "Use Reshuffle(100) or FixedBatches(100).")
+        if isinstance(self.decay, int | float) and not 0 < self.decay <= 1:
+            raise ValueError(f"Smiso(decay={self.decay!r}) does not lie in (0, 1]. Use 0.9.")
+        if isinstance(self.rate, int | float) and not self.rate > 0:
+            raise ValueError(f"Smiso(rate={self.rate!r}) is no step. Use a positive number.")
         if not self.sampler.visits_once:
             raise ValueError(
                 f"Smiso(sampler={self.sampler!r}) may see a datum twice in an epoch. Use Reshuffle() or FixedBatches()."
@@ -49,18 +55,16 @@ class Smiso(AbstractAlgorithm):
         return None, take_rows(table, self._places(schedule))
 
     def step(self, state, shared, row, batch, key):
-        draws = self.objective.draw(key, state, batch.data)
         if self._per_datum:
-            gradient = jax.vmap(self._gradient, (None, 0, 0, None))(
-                state, _single(batch.data), jnp.ones_like(batch.weights)[:, None], draws
-            )
-            share = batch.share
+            parts, ones = jnp.arange(batch.weights.size), jnp.ones_like(batch.weights)[:, None]
+            each = jax.vmap(self._evaluate, (None, 0, 0, None, 0))
+            losses, gradient = each(state, _single(batch.data), ones, key, parts)
+            share, weights = batch.share, batch.weights
         else:
-            gradient = jax.tree.map(
-                lambda leaf: leaf[None], self._gradient(state, batch.data, batch.weights, draws)
-            )
+            each = self._evaluate(state, batch.data, batch.weights, key, jnp.zeros((), jnp.int32))
+            losses, gradient, row = jax.tree.map(lambda leaf: leaf[None], (*each, row))
             share = jnp.full(1, 1 / self._num_batches, float_type(state))
-            row = jax.tree.map(lambda leaf: leaf[None], row)
+            weights = jnp.ones_like(share)
         moved = jax.tree.map(
             lambda own, mean, gradient: (1 - self.decay) * own + self.decay * (mean - self.rate * gradient),
             row,
@@ -70,11 +74,7 @@ class Smiso(AbstractAlgorithm):
         mean = jax.tree.map(
             lambda mean, new, old: mean + jnp.tensordot(share, new - old, 1), state, moved, row
         )
-        entry = self.objective.remember(state, batch.data)
-        loss = self.objective.value(entry, state, batch.data, batch.weights, draws) + self.objective.rest(
-            state, draws
-        )
-        weights = batch.weights if self._per_datum else jnp.ones_like(share)
+        loss = weights @ losses
         norm = optax.tree.norm(jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, 1), gradient))
         if not self._per_datum:
             moved = jax.tree.map(lambda leaf: leaf[0], moved)
@@ -100,9 +100,13 @@ class Smiso(AbstractAlgorithm):
     def _places(self, schedule: Schedule):
         return schedule.indices if self._per_datum else schedule.unit
 
-    def _gradient(self, params: Params, data: PyTree[Array], weights, draws) -> Params:
-        entry = self.objective.remember(params, data)
-        return self.objective.gradient(entry, params, data, weights, draws)
+    def _evaluate(self, params: Params, data: PyTree[Array], weights, key, part) -> tuple[Scalar, Params]:
+        """f(w̄; n, ε) and its gradient; data share the ε of z and have their own where it is drawn per datum."""
+        objective = self.objective
+        draws = objective.draw(key, params, data, part)
+        entry = objective.remember(params, data)
+        loss = objective.value(entry, params, data, weights, draws) + objective.rest(params, draws)
+        return loss, objective.gradient(entry, params, data, weights, draws)
 
 
 def _single(data: PyTree[Array]) -> PyTree[Array]:

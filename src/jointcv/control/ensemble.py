@@ -1,12 +1,17 @@
 """ens:   ∇f(w; n, ε) + β c_cv + (1 − β) c_inc
 
-With perfect parts, V = (1 − β)² V[∇f_cv's noise that inc leaves] + β² V[the noise that cv leaves]: a mixture of two
-partial controls cannot control both sources.
+With perfect parts ∇f + c_cv = ∇f(w; n) and ∇f + c_inc = ∇f(w; ε). The estimator is their weighted mean, and as n and
+ε are independent
+
+    V = β² V_n[∇f(w; n)] + (1 − β)² V_ε[∇f(w; ε)]
+
+which is never below V_n V_ε / (V_n + V_ε): a mixture of two partial controls cannot control both sources.
 """
 
 import equinox as eqx
 import jax
 
+from jointcv.checks import check_type
 from jointcv.control.cv import MonteCarloCV
 from jointcv.control.inc import SubsamplingCV
 from jointcv.control.interface import AbstractControl
@@ -24,8 +29,14 @@ class EnsembleCV(AbstractControl):
     memory: WholeTable = WholeTable()
 
     def __check_init__(self):
-        if not 0 <= self.weight <= 1:
-            raise ValueError(f"EnsembleCV(weight={self.weight}) must lie in [0, 1].")
+        if not isinstance(self.weight, int | float) or not 0 <= self.weight <= 1:
+            raise ValueError(
+                f"EnsembleCV(weight={self.weight!r}) does not lie in [0, 1]. Use 1 for cv, 0 for inc, or between."
+            )
+
+        check_type(
+            "EnsembleCV(memory=...)", self.memory, WholeTable, "It needs all data at hand: use WholeTable()."
+        )
 
     def correct(self, objective, recall, params, batch, draws):
         for_noise = MonteCarloCV().correct(objective, recall, params, batch, draws)

@@ -7,6 +7,7 @@ below V_ε[∇f(w; ε)].
 import jax
 import jax.numpy as jnp
 
+from jointcv.checks import check_type
 from jointcv.control.interface import AbstractControl
 from jointcv.memory import WholeTable
 
@@ -15,6 +16,11 @@ class SubsamplingCV(AbstractControl):
     """Control of the subsampling noise alone, by the gradients at the places where the data were last seen."""
 
     memory: WholeTable = WholeTable()
+
+    def __check_init__(self):
+        check_type(
+            "SubsamplingCV(memory=...)", self.memory, WholeTable, "It needs all data at hand: use WholeTable()."
+        )
 
     def correct(self, objective, recall, params, batch, draws):
         everywhere = jnp.full(objective.num_data, 1 / objective.num_data, batch.weights.dtype)

@@ -7,6 +7,7 @@ noise are controlled, and V = V_{n,ε}[∇f(w; n, ε) − ∇f~(w^n; n, ε)] has
 import jax
 import jax.numpy as jnp
 
+from jointcv.checks import check_type
 from jointcv.control.interface import AbstractControl
 from jointcv.memory import AbstractMemory
 
@@ -20,6 +21,10 @@ class JointCV(AbstractControl):
     """
 
     memory: AbstractMemory | None = None
+
+    def __check_init__(self):
+        remedy = "Pass a memory such as JointCV(PerDatum()), or none to have one chosen."
+        check_type("JointCV(memory=...)", self.memory, AbstractMemory | None, remedy)
 
     def correct(self, objective, recall, params, batch, draws):
         expected = objective.expected(recall.mean, params)

@@ -27,6 +27,7 @@ class Curve:
     Attributes:
         estimator: whose.
         steps: where the ELBO was evaluated.
+        epochs: the passes over the data by then.
         mean: over seeds.
         deviation: one standard deviation over seeds.
         step_size: the best at that step.
@@ -35,6 +36,7 @@ class Curve:
 
     estimator: str
     steps: np.ndarray
+    epochs: np.ndarray
     mean: np.ndarray
     deviation: np.ndarray
     step_size: np.ndarray
@@ -49,10 +51,12 @@ class Curve:
         index = max(int(np.searchsorted(self.steps, step, side="right")) - 1, 0)
         return float(self.mean[index]), float(self.deviation[index] / np.sqrt(self.seeds))
 
-    def steps_to(self, target: float) -> float:
-        """The first evaluated step whose mean is at or above a target; infinite if there is none."""
+    def time_to(self, target: float) -> tuple[float, float]:
+        """Steps and epochs to the first evaluation at or above a target; infinite if there is none."""
         reached = np.flatnonzero(self.mean >= target)
-        return float(self.steps[reached[0]]) if reached.size else np.inf
+        if not reached.size:
+            return np.inf, np.inf
+        return float(self.steps[reached[0]]), float(self.epochs[reached[0]])
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,9 @@ class Sweep:
 
     Attributes:
         estimator: whose.
-        step_sizes: the grid; NaN stands for a step size that a formula gives.
+        step_sizes: the grid; 0 or NaN stands for a step size that a formula gives.
         steps: where the ELBO was evaluated.
+        epochs: the passes over the data by then.
         elbo: step sizes × seeds × steps, NaN where a run was not evaluated or had diverged.
         diverged: step sizes; whether a seed diverged.
     """
@@ -70,6 +75,7 @@ class Sweep:
     estimator: str
     step_sizes: np.ndarray
     steps: np.ndarray
+    epochs: np.ndarray
     elbo: np.ndarray
     diverged: np.ndarray
 
@@ -90,6 +96,7 @@ class Sweep:
         return Curve(
             self.estimator,
             self.steps[columns],
+            self.epochs[columns],
             mean[best, columns],
             _deviation(values),
             self.step_sizes[best],
@@ -202,12 +209,12 @@ def sweeps(results: Path, task: str) -> dict[str, Sweep]:
 def _sweep(estimator: str, columns: Columns) -> Sweep:
     step_sizes, size_index = np.unique(columns["step_size"], return_inverse=True)
     seeds, seed_index = np.unique(columns["seed"], return_inverse=True)
-    steps, step_index = np.unique(columns["step"], return_inverse=True)
+    steps, first, step_index = np.unique(columns["step"], return_index=True, return_inverse=True)
     failed = np.char.startswith(np.char.lower(columns["status"]), "diverged") | ~np.isfinite(columns["elbo"])
     elbo = np.full((len(step_sizes), len(seeds), len(steps)), np.nan)
-    elbo[size_index, seed_index, step_index] = np.where(np.isfinite(columns["elbo"]), columns["elbo"], np.nan)
+    elbo[size_index, seed_index, step_index] = np.where(failed, np.nan, columns["elbo"])
     diverged = np.isin(np.arange(len(step_sizes)), size_index[failed])
-    return Sweep(estimator, step_sizes, steps, elbo, diverged)
+    return Sweep(estimator, step_sizes, steps, columns["epoch"][first], elbo, diverged)
 
 
 def curves(results: Path, task: str) -> dict[str, Curve]:

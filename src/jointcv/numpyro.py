@@ -1,0 +1,327 @@
+"""NumPyro's own interface: an `SVI` that takes controlled gradients, and nothing else in a program changes.
+
+    svi = jointcv.numpyro.SVI(model, AutoNormal(model), numpyro.optim.Adam(1e-2), Trace_ELBO())
+    result = svi.run(random.key(0), 10_000, X, y)
+
+The guide says where a run starts and what its parameters are called; NumPyro sets it up. The steps are those of
+`jointcv.fit`: a problem read from the model, a control with its memory, an algorithm.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.infer
+from jaxtyping import Array, Bool, PyTree, Scalar
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.svi import SVIRunResult, SVIState
+from numpyro.optim import Minimize
+
+from jointcv.algorithm.gradient import GradientDescent
+from jointcv.algorithm.interface import AbstractAlgorithm
+from jointcv.control import AbstractControl
+from jointcv.family import MeanField, MeanFieldParams
+from jointcv.guide import GUIDES, GuideMap, GuideStart, map_guide, through_guide
+from jointcv.memory import NoMemory
+from jointcv.numpyro_model import trace_model
+from jointcv.plan import assemble
+from jointcv.sampler import AbstractSampler
+from jointcv.stepwise import begin, run_chunks, run_steps, stable_step, step
+
+LOSSES = (Trace_ELBO, TraceMeanField_ELBO)  # the same expectation under a mean field
+PROBES = 16  # entries of an array that are compared where it is traced
+
+
+class _Bound(NamedTuple):
+    """What belongs to the arguments of a model: an algorithm, and its parameters in the guide's names."""
+
+    args: tuple
+    kwargs: dict[str, Any]
+    algorithm: AbstractAlgorithm
+    guide: GuideMap
+
+
+class SVI:
+    """`numpyro.infer.SVI` with controlled gradients: the same calls and the same results.
+
+    The minibatches are jointcv's own, of the plate's `subsample_size` (100 where it has none): every datum is seen
+    once an epoch, and remembered. So the arguments of the model belong to a run, from `init` to its last `update`.
+
+    Args:
+        model: a model that `jointcv.from_numpyro` can read.
+        guide: an `AutoNormal` or an `AutoDiagonalNormal` of the model.
+        optim: an optimiser of NumPyro, JAX or optax; or `jointcv.NaturalGradient()`.
+        loss: `Trace_ELBO()` or `TraceMeanField_ELBO()`.
+        control: the control variate; `jointcv.JointCV()` by default, `jointcv.NaiveGradient()` for none.
+        sampler: how minibatches are drawn, where the plate's subsample size is not to decide.
+        data_plate: the name of the data plate, where more than one could be meant.
+        **static_kwargs: arguments of the model that stay the same.
+
+    Raises:
+        ValueError: for a guide, a loss or an optimiser that it cannot serve.
+
+    Example:
+        >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(1e-2), Trace_ELBO())  # doctest: +SKIP
+        >>> result = svi.run(jax.random.key(0), 10_000, X, y)  # doctest: +SKIP
+        >>> svi.guide.sample_posterior(jax.random.key(1), result.params)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        guide: Callable,
+        optim: Any,
+        loss: Any = None,
+        *,
+        control: AbstractControl | None = None,
+        sampler: AbstractSampler | None = None,
+        data_plate: str | None = None,
+        **static_kwargs: Any,
+    ):
+        loss = Trace_ELBO() if loss is None else loss
+        _check_guide(guide)
+        _check_loss(loss)
+        self.model, self.guide, self.loss, self.static_kwargs = model, guide, loss, static_kwargs
+        self.control, self.sampler, self.data_plate = control, sampler, data_plate
+        # NumPyro's own: it accepts the same optimisers, sets up the guide and evaluates the loss.
+        natural = hasattr(optim, "build")
+        self._numpyro = numpyro.infer.SVI(model, guide, numpyro.optim.SGD(1.0) if natural else optim, loss, **static_kwargs)
+        self.optim = optim if natural else self._numpyro.optim
+        if isinstance(self.optim, Minimize):
+            raise ValueError(
+                "optim=Minimize() evaluates the loss as often as it likes, which minibatches do not allow. "
+                "Use a stochastic optimiser, for example numpyro.optim.Adam(1e-2)."
+            )
+        self._bound: _Bound | None = None
+
+    def init(self, rng_key, *args, init_params: dict[str, Any] | None = None, **kwargs) -> SVIState:
+        """The first state; NumPyro's own start of the guide, and every datum seen there once.
+
+        Args:
+            rng_key: a JAX key.
+            *args: arguments of the model; they belong to the run from here on.
+            init_params: values of the guide's parameters in place of its own start, by name.
+            **kwargs: keyword arguments of the model.
+        """
+        first = self._numpyro.init(rng_key, *args, init_params=init_params, **kwargs)
+        bound = self._bind(args, kwargs)
+        params = bound.guide.read(self._numpyro.get_params(first))
+        algorithm = eqx.tree_at(lambda a: a.objective.family.start, bound.algorithm, GuideStart(params))
+        return SVIState(begin(algorithm, _typed(first.rng_key)), None, first.rng_key)
+
+    def get_params(self, svi_state: SVIState) -> dict[str, Array]:
+        """The guide's parameters by name."""
+        if self._bound is None:
+            raise ValueError("This SVI has not seen its model's arguments. Call init() or run() first.")
+        state = svi_state.optim_state.run.state
+        return self._bound.guide.write(self._bound.algorithm.params(state))
+
+    def update(
+        self, svi_state: SVIState, *args, forward_mode_differentiation: bool = False, **kwargs
+    ) -> tuple[SVIState, Array]:
+        """One step on the next minibatch. A run that has met a non-finite loss stays at its last good state.
+
+        Args:
+            svi_state: the state; a pytree with the memory's table in it.
+            *args: the arguments that `init` had.
+            forward_mode_differentiation: not supported.
+            **kwargs: the keyword arguments that `init` had.
+
+        Returns:
+            The next state, and the step's estimate of the loss.
+        """
+        _check_reverse_mode(forward_mode_differentiation)
+        bound, other = self._bound_to(args, kwargs)
+        progress, loss = step(bound.algorithm, svi_state.optim_state)
+        return svi_state._replace(optim_state=progress), _refuse_others(loss, other)
+
+    def stable_update(
+        self, svi_state: SVIState, *args, forward_mode_differentiation: bool = False, **kwargs
+    ) -> tuple[SVIState, Array]:
+        """As `update`; but a step with a non-finite loss or gradient is skipped, and the run goes on."""
+        _check_reverse_mode(forward_mode_differentiation)
+        bound, other = self._bound_to(args, kwargs)
+        progress, loss = stablestep(bound.algorithm, svi_state.optim_state)
+        return svi_state._replace(optim_state=progress), _refuse_others(loss, other)
+
+    def run(
+        self,
+        rng_key,
+        num_steps: int,
+        *args,
+        progress_bar: bool = True,
+        stable_update: bool = False,
+        forward_mode_differentiation: bool = False,
+        init_state: SVIState | None = None,
+        init_params: dict[str, Any] | None = None,
+        **kwargs,
+    ) -> SVIRunResult:
+        """So many steps from the start, or from `init_state`.
+
+        Args:
+            rng_key: a JAX key.
+            num_steps: how many steps.
+            *args: arguments of the model.
+            progress_bar: whether to show a progress bar.
+            stable_update: whether to skip steps whose loss or gradient is not finite.
+            forward_mode_differentiation: not supported.
+            init_state: the state of an earlier run with the same arguments, to go on from.
+            init_params: values of the guide's parameters in place of its own start, by name.
+            **kwargs: keyword arguments of the model.
+
+        Returns:
+            The guide's parameters, the last state, and the loss of every step.
+        """
+        if num_steps < 1:
+            raise ValueError(f"num_steps={num_steps} must be a positive integer.")
+        _check_reverse_mode(forward_mode_differentiation)
+        if init_state is None:
+            state = self.init(rng_key, *args, init_params=init_params, **kwargs)
+        else:
+            state = init_state
+        algorithm = self._bound_to(args, kwargs)[0].algorithm
+        if stable_update or isinstance(state.rng_key, jax.core.Tracer):
+            progress, losses = run_steps(algorithm, state.optim_state, num_steps, stable_update)
+        else:
+            progress, losses = run_chunks(algorithm, state.optim_state, num_steps, progress_bar)
+        state = state._replace(optim_state=progress)
+        return SVIRunResult(self.get_params(state), state, losses)
+
+    def evaluate(self, svi_state: SVIState, *args, **kwargs) -> Array:
+        """NumPyro's own loss at the state's parameters, on any data."""
+        step = svi_state.optim_state.run.step
+        key = jax.random.fold_in(svi_state.rng_key, step)
+        params = self.get_params(svi_state)
+        return self.loss.loss(key, params, self.model, self.guide, *args, **kwargs, **self.static_kwargs)
+
+    def _bound_to(self, args, kwargs) -> tuple[_Bound, Bool[Scalar, ""] | None]:
+        """What belongs to these arguments; and, where they are traced, whether they are others after all."""
+        if self._bound is None:
+            self._numpyro.init(jax.random.key(0), *args, **kwargs)
+            return self._bind(args, kwargs), None
+        return self._bound, _differ((self._bound.args, self._bound.kwargs), (args, kwargs))
+
+    def _bind(self, args, kwargs) -> _Bound:
+        if self._bound is not None and _identical((self._bound.args, self._bound.kwargs), (args, kwargs)):
+            return self._bound
+        _check_concrete(args, kwargs)
+        traced = trace_model(
+            partial(_call, self.model), args, kwargs | self.static_kwargs, data_plate=self.data_plate
+        )
+        problem = traced.problem()
+        zeros = jnp.zeros(problem.dim, problem.dtype)
+        objective, control, sampler = assemble(
+            problem,
+            control=self.control,
+            family=MeanField(GuideStart(MeanFieldParams(zeros, zeros))),
+            sampler=self.sampler,
+            batch_size=self._batch_size(traced.data_plate) if self.sampler is None else None,
+        )
+        guide = map_guide(self.guide, problem)
+        if self.optim is self._numpyro.optim:
+            naive = 0 if isinstance(control.memory, NoMemory) else sampler.steps_per_epoch(objective.num_data)
+            optimizer = through_guide(self.optim, guide)
+            algorithm = GradientDescent(objective, control, sampler, optimizer, naive)
+        else:
+            algorithm = self.optim.build(objective, control, sampler)
+        self._bound = _Bound(args, kwargs, algorithm, guide)
+        return self._bound
+
+    def _batch_size(self, plate: str | None) -> int | None:
+        """The plate's subsample size, where it has one."""
+        size, subsample_size = self.guide.prototype_trace[plate]["args"]
+        return None if subsample_size == size else subsample_size
+
+
+def _call(model, args, kwargs):
+    return model(*args, **kwargs)
+
+
+def _typed(key):
+    """A key of the new style."""
+    is_raw = not jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    return jax.random.wrap_key_data(key) if is_raw else key
+
+
+# What is refused -------------------------------------------------------------------------------------------
+
+
+def _check_guide(guide) -> None:
+    if type(guide) not in GUIDES:
+        name = getattr(guide, "__name__", type(guide).__name__)
+        raise ValueError(
+            f"guide={name} is not supported: jointcv.numpyro.SVI serves the mean-field guides AutoNormal and "
+            "AutoDiagonalNormal. Use one of them, or numpyro.infer.SVI."
+        )
+
+
+def _check_loss(loss) -> None:
+    if type(loss) not in LOSSES:
+        raise ValueError(
+            f"loss={type(loss).__name__} is not supported. Use Trace_ELBO() or TraceMeanField_ELBO(), which have the "
+            "same expectation under a mean-field guide."
+        )
+    if getattr(loss, "num_particles", 1) != 1:
+        raise ValueError(
+            f"loss has num_particles={loss.num_particles}. Use 1: the control takes away the noise that more would "
+            "average."
+        )
+    if getattr(loss, "multi_sample_guide", False) or not getattr(loss, "sum_sites", True):
+        raise ValueError("loss has multi_sample_guide=True or sum_sites=False. Use Trace_ELBO().")
+
+
+def _check_concrete(args, kwargs) -> None:
+    leaves = [*jax.tree.leaves((args, kwargs)), jnp.zeros(())]
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        raise ValueError(
+            "The model is read when its arguments are first seen, which cannot happen inside jax.jit. Call init() "
+            "outside; update() may be compiled."
+        )
+
+
+def _check_reverse_mode(forward: bool) -> None:
+    if forward:
+        raise ValueError(
+            "forward_mode_differentiation=True is not supported. Use False; a model with a while_loop needs "
+            "numpyro.infer.SVI."
+        )
+
+
+OTHER_ARGUMENTS = (
+    "The model's arguments are not those that init() had. A run remembers every datum, so pass all the data to init() "
+    "and the same arguments to update(): minibatches are drawn inside. For new data call init() again."
+)
+
+
+def _identical(before, now) -> bool:
+    leaves, structure = jax.tree.flatten(before)
+    others, other_structure = jax.tree.flatten(now)
+    return structure == other_structure and all(
+        leaf is other for leaf, other in zip(leaves, others, strict=True)
+    )
+
+
+def _differ(before, now) -> Bool[Scalar, ""] | None:
+    """Whether traced arguments are others than before, where they are looked at; others that are not raise here."""
+    leaves, structure = jax.tree.flatten(before)
+    others, other_structure = jax.tree.flatten(now)
+    if structure != other_structure:
+        raise ValueError(OTHER_ARGUMENTS)
+    traced = []
+    for leaf, other in zip(leaves, others, strict=True):
+        if leaf is other:
+            continue
+        if isinstance(other, jax.core.Tracer) and jnp.shape(leaf) == jnp.shape(other):
+            probes = np.linspace(0, np.size(leaf) - 1, min(PROBES, np.size(leaf))).astype(int)
+            traced.append(jnp.any(jnp.ravel(other)[probes] != np.ravel(leaf)[probes]))
+        elif isinstance(other, jax.core.Tracer) or not np.array_equal(leaf, other):
+            raise ValueError(OTHER_ARGUMENTS)
+    return jnp.any(jnp.stack(traced)) if traced else None
+
+
+def _refuse_others(loss: Array, differ: Bool[Scalar, ""] | None) -> Array:
+    return loss if differ is None else eqx.error_if(loss, differ, OTHER_ARGUMENTS)

@@ -1,0 +1,79 @@
+"""The result files: tidy rows that are added to, and one json a task."""
+
+import csv
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+SWEEP = ("task", "estimator", "step_size", "seed", "epoch", "step", "elbo", "elbo_se", "status")
+TIMING = ("task", "estimator", "ms_per_step", "spread", "oracle_calls_per_step", "compile_seconds")
+VARIANCE = ("task", "estimator", "step", "epoch", "trace_location", "trace_scale", "v_total", "v_data", "v_noise")
+TABLE1 = ("task", "batch", "v_total", "v_data", "v_noise", "end_point", "draws")
+NUTS = ("task", "estimator", "step_size", "step", "mean_error", "variance_error", "elbo")
+PACKAGES = ("jointcv", "jax", "jaxlib", "equinox", "optax", "numpyro", "numpy")
+
+Row = Mapping[str, Any]
+
+
+def add_rows(path: Path, names: Sequence[str], rows: Iterable[Row]) -> None:
+    """Add rows to a csv file, with a header if it is new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = not path.exists()
+    with open(path, "a", newline="") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        if fresh:
+            writer.writeheader()
+        writer.writerows({name: _plain(value) for name, value in row.items()} for row in rows)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a csv file; none if there is no file."""
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_note(path: Path, **entries: Any) -> None:
+    """Add entries to a json file; seconds are added up by stage."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    seconds = known.get("seconds", {}) | entries.pop("seconds", {})
+    text = json.dumps(known | entries | {"seconds": seconds}, indent=1, default=str)
+    path.write_text(text + "\n")
+
+
+def surroundings() -> dict[str, Any]:
+    """Commit, device, versions and date of a run."""
+    device = jax.devices()[0]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "commit": _commit(),
+        "device": f"{device.platform} ({device.device_kind}), {_processor()}, {cores} core(s)",
+        "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+def _commit() -> str:
+    folder = Path(__file__).parent
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "not in a git checkout"
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _plain(value: Any) -> Any:
+    return f"{value:.9g}" if isinstance(value, float) else value
