@@ -25,7 +25,7 @@ format: .venv/installed-dev
 	$(bin)/ruff format .
 
 docs: .venv/installed-docs
-	$(bin)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(bin)/python -m mkdocs build --quiet --strict
 
 bench: $(benchmarks:%=bench-output/%.json)
 

@@ -1,5 +1,7 @@
 """Every wrong argument meets a ValueError that names it and says what to do."""
 
+from functools import lru_cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,12 +49,15 @@ def objective(**changes):
 def by_hand(control, sampler=None, **options):
     def build():
         made = options.pop("objective", None) or compose("logistic", "parameter").objective
-        algorithm = jcv.GradientDescent(made, control, sampler or jcv.Reshuffle(B), optax.sgd(1e-3), **options)
+        algorithm = jcv.GradientDescent(
+            made, control, sampler or jcv.Reshuffle(B), optax.sgd(1e-3), **options
+        )
         return start(algorithm, KEY)
 
     return build
 
 
+@lru_cache
 def finished():
     return jcv.fit(PROBLEMS["logistic"], key=KEY, num_steps=1, batch_size=B, optimizer=optax.sgd(1e-3))
 
@@ -66,7 +71,10 @@ def with_value(value):
 # what is wrong: (call, words that the message must have: the argument, its value, the remedy)
 CASES = {
     # the problem
-    "N differs between leaves": (problem(data={"x": X3, "y": BINARY[:-1]}), ["data", "22, 23", "same N rows"]),
+    "N differs between leaves": (
+        problem(data={"x": X3, "y": BINARY[:-1]}),
+        ["data", "22, 23", "same N rows"],
+    ),
     "NaN in the data": (problem(data=with_value(np.nan)), ["data", "row 7", "impute"]),
     "infinite data": (problem(data=with_value(-np.inf)), ["data", "row 7", "impute"]),
     "no data": (problem(data={"x": X3[:0], "y": BINARY[:0]}), ["data", "N = 0", "at least one"]),
@@ -99,7 +107,10 @@ CASES = {
     ),
     "a prior by coordinate": (problem(log_prior=lambda z: -(z**2)), ["log_prior", "(3,)", "scalar"]),
     "a prior that is no function": (problem(log_prior=-0.5), ["log_prior", "-0.5", "function"]),
-    "a likelihood that is no function": (problem(log_likelihood=None), ["log_likelihood", "None", "function"]),
+    "a likelihood that is no function": (
+        problem(log_likelihood=None),
+        ["log_likelihood", "None", "function"],
+    ),
     # how long, how much at once
     "a batch larger than N": (fit(batch_size=N + 1), ["batch_size=24", "N = 23", "at most"]),
     "a sampler's batch larger than N": (
@@ -110,7 +121,10 @@ CASES = {
     "no batch": (fit(batch_size=0), ["batch_size=0", "1 or more"]),
     "half a batch": (fit(batch_size=2.5), ["batch_size=2.5", "whole number"]),
     "a sampler without data": (lambda: jcv.Reshuffle(0), ["Reshuffle", "batch_size=0", "1 or more"]),
-    "fixed batches of no data": (lambda: jcv.FixedBatches(-3), ["FixedBatches", "batch_size=-3", "1 or more"]),
+    "fixed batches of no data": (
+        lambda: jcv.FixedBatches(-3),
+        ["FixedBatches", "batch_size=-3", "1 or more"],
+    ),
     "draws of no data": (lambda: jcv.WithReplacement(0), ["WithReplacement", "batch_size=0", "1 or more"]),
     "two batch sizes": (fit(sampler=jcv.Reshuffle(7)), ["batch_size=5", "batch_size=7", "Give one"]),
     "epochs and steps": (fit(num_epochs=1), ["num_epochs=1", "num_steps=2", "Give one"]),
@@ -243,7 +257,7 @@ def test_a_wrong_argument_is_named_with_a_remedy(name):
 
 def test_what_looks_odd_and_is_right():
     """Neighbours of the wrong arguments: these must pass."""
-    jcv.Problem(**(GOOD | {"data": {"x": X3.tolist(), "y": BINARY}} | {"data": {"x": X3, "y": BINARY > 0}}))
+    jcv.Problem(**(GOOD | {"data": {"x": X3, "y": BINARY, "seen": BINARY > 0}}))
     jcv.Problem(**(GOOD | {"example": [0.0, 0.0, 0.0], "log_prior": _listed, "log_likelihood": _listed}))
     for weight in (0, 1, 0.5):
         jcv.EnsembleCV(weight)

@@ -9,7 +9,7 @@ import numpy as np
 
 from jointcv.algorithm.interface import AbstractAlgorithm
 from jointcv.fit import Fit
-from jointcv.loop import Run, start
+from jointcv.loop import Run, result, start
 
 
 def save(path: str | Path, fit: Fit) -> None:
@@ -45,7 +45,7 @@ def load(path: str | Path, algorithm: AbstractAlgorithm) -> Fit:
         history = {str(name): np.load(file) for name in names}
         like = _plain(eqx.filter_eval_shape(start, algorithm, jax.random.key(0)))
         run = _keyed(eqx.tree_deserialise_leaves(file, like))
-    return Fit(algorithm, run, history, status, seconds)
+    return Fit(algorithm, run, result(algorithm, run), history, status, seconds)
 
 
 def _plain(run: Run) -> Run:

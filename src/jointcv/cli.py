@@ -19,7 +19,7 @@ def _parser() -> argparse.ArgumentParser:
     actions = paper.add_subparsers(required=True, metavar="action")
 
     run = actions.add_parser("run", help="run a task; what has run already is not run again")
-    run.add_argument("task", nargs="+", help="sonar, australian, tennis, mnist, movielens, ppca, dropout or all")
+    run.add_argument("task", nargs="+", help="a task of the paper, dropout, or all")
     run.add_argument("--budget", choices=BUDGETS, default="short")
     run.add_argument("--estimators", help="some of them, separated by commas")
     run.add_argument("--stages", help="some of sweep, timing, variance, table1, nuts; all by default")

@@ -3,12 +3,10 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Key, PyTree
@@ -16,19 +14,21 @@ from tqdm.auto import tqdm
 
 from jointcv.algorithm.gradient import GradientDescent
 from jointcv.algorithm.interface import AbstractAlgorithm
+from jointcv.algorithm.natural import NaturalGradient, suits
 from jointcv.arviz import to_arviz
 from jointcv.checks import check_count, check_key, check_type
 from jointcv.control import AbstractControl
 from jointcv.elbo import Elbo
 from jointcv.evaluate import Estimate, full_value
-from jointcv.family import MeanField
-from jointcv.loop import Run, plan_chunks, run_chunk, start
+from jointcv.family import ConstantStart, MeanField
+from jointcv.loop import Run, plan_chunks, result, run_chunk, start
 from jointcv.memory import NoMemory
 from jointcv.noise import AbstractNoise
 from jointcv.plan import MEMORY_BUDGET, assemble
 from jointcv.problem import Problem
-from jointcv.sampler import AbstractSampler
-from jointcv.view import AbstractView
+from jointcv.sampler import AbstractSampler, Reshuffle
+from jointcv.smoothness import propose_batch_size
+from jointcv.view import AbstractView, LinearView
 
 CHUNK_SIZE = 1000
 
@@ -39,8 +39,12 @@ class Fit(eqx.Module):
     Attributes:
         algorithm: what ran, with the objective and so the problem in it.
         run: where it stands; `extend` goes on from there.
-        history: NumPy arrays over the steps: `loss` (the step's estimate of the objective) and `gradient_norm`;
-            with `elbo_every`, also `elbo_step`, `elbo` and `elbo_standard_error`.
+        params: the parameters w that it ended with.
+        history: NumPy arrays over the steps: `loss` (the step's estimate of the objective) and `gradient_norm`; of
+            natural steps also `epoch_elbo` (on the full data, as the epoch began), `rate` (the median over the
+            coordinates), `halvings` (epochs taken back), `corrected` (coordinates whose curvature was not
+            positive) and `drift` (of the running mean, relative). With `elbo_every` also `elbo_step`, `elbo` and
+            `elbo_standard_error`.
         status: "completed", or "diverged at step k": then the parameters are those before that step.
         seconds: of the loop, compilation included.
         source: the problem as `fit` was given it; the algorithm's may have a few data set apart.
@@ -48,15 +52,11 @@ class Fit(eqx.Module):
 
     algorithm: AbstractAlgorithm
     run: Run
+    params: Any
     history: dict[str, np.ndarray]
     status: str = eqx.field(static=True)
     seconds: float = eqx.field(static=True)
     source: Problem | None = None
-
-    @property
-    def params(self) -> Any:
-        """The parameters w at the end."""
-        return self.algorithm.params(self.run.state)
 
     @property
     def diverged(self) -> bool:
@@ -153,8 +153,8 @@ def fit(
     key: Key[Array, ""],
     control: AbstractControl | None = None,
     family: MeanField | None = None,
-    optimizer: optax.GradientTransformation | None = None,
-    batch_size: int | None = None,
+    optimizer: optax.GradientTransformation | NaturalGradient | None = None,
+    batch_size: int | Literal["auto"] | None = None,
     num_epochs: int | None = None,
     num_steps: int | None = None,
     sampler: AbstractSampler | None = None,
@@ -174,9 +174,11 @@ def fit(
             `control` … `memory_budget` would say.
         key: a JAX key; the same key gives the same result.
         control: the control variate; `JointCV()` by default.
-        family: the approximating family and its start; `MeanField()` by default.
-        optimizer: an optax transformation; Adam with a cosine decay to zero by default.
-        batch_size: data a step; 100 by default.
+        family: the approximating family and its start; by default `MeanField()`, begun at zero by natural steps.
+        optimizer: an optax transformation, or `NaturalGradient()`. By default natural steps where the model shows a
+            linear view and the control has a memory; Adam with a cosine decay to zero elsewhere.
+        batch_size: data a step. By default, and where it is "auto", what the curvature of the problem suggests for
+            natural steps; 100 for an optimiser.
         num_epochs: how long to run; 30 epochs by default.
         num_steps: how long to run, in steps. Give one of the two.
         sampler: how minibatches are drawn; reshuffled every epoch by default.
@@ -206,22 +208,33 @@ def fit(
         algorithm = problem
         steps = _num_steps(num_epochs, num_steps, _steps_per_epoch(algorithm))
     else:
+        automatic = batch_size == "auto" or (batch_size is None and sampler is None)
         objective, control, sampler = assemble(
             problem.without_origin(),
             control=control,
             family=family,
             sampler=sampler,
-            batch_size=batch_size,
+            batch_size=None if automatic else batch_size,
             view=view,
             noise=noise,
             memory_budget=memory_budget,
         )
+        if optimizer is None and suits(objective, control):
+            optimizer = NaturalGradient()
+        if isinstance(optimizer, NaturalGradient) and isinstance(objective.view, LinearView):
+            if family is None:  # zero is where the losses of linear predictors are most curved
+                objective = dataclasses.replace(objective, family=MeanField(ConstantStart()))
+            if automatic and isinstance(sampler, Reshuffle):
+                sampler = Reshuffle(propose_batch_size(objective))
         steps_per_epoch = sampler.steps_per_epoch(objective.num_data)
         steps = _num_steps(num_epochs, num_steps, steps_per_epoch)
-        if optimizer is None:
-            optimizer = optax.adam(optax.cosine_decay_schedule(0.05, steps))
-        naive_steps = _naive_epochs(naive_epochs, control) * steps_per_epoch
-        algorithm = GradientDescent(objective, control, sampler, optimizer, naive_steps)
+        if isinstance(optimizer, NaturalGradient):
+            algorithm = optimizer.build(objective, control, sampler)
+        else:
+            if optimizer is None:
+                optimizer = optax.adam(optax.cosine_decay_schedule(0.05, steps))
+            naive_steps = _naive_epochs(naive_epochs, control) * steps_per_epoch
+            algorithm = GradientDescent(objective, control, sampler, optimizer, naive_steps)
     run = start(algorithm, key)
     finished = _continue(
         algorithm,
@@ -275,7 +288,8 @@ def _continue(
                 )
                 record.elbo(stop, value)
     seconds += time.perf_counter() - began
-    return Fit(algorithm, run, record.history(), record.status(), seconds)
+    params = result(algorithm, run)
+    return Fit(algorithm, run, params, record.history(), record.status(), seconds)
 
 
 class _Record:
@@ -288,8 +302,9 @@ class _Record:
     def steps(self, infos) -> None:
         finite = np.atleast_1d(infos.finite)
         count = len(finite) if finite.all() else int(np.argmin(finite))
-        for name in ("loss", "gradient_norm"):
-            self._lists.setdefault(name, []).append(np.asarray(getattr(infos, name))[:count])
+        told = {"loss": infos.loss, "gradient_norm": infos.gradient_norm} | infos.notes
+        for name, values in told.items():
+            self._lists.setdefault(name, []).append(np.asarray(values)[:count])
         if count < len(finite):
             self._diverged_at = sum(map(len, self._lists["loss"]))
 

@@ -43,6 +43,12 @@ def start(algorithm: AbstractAlgorithm, key: Key[Array, ""]) -> Run:
     return Run(run_key, jnp.zeros((), jnp.int32), jnp.ones((), bool), state, table)
 
 
+@eqx.filter_jit
+def result(algorithm: AbstractAlgorithm, run: Run):
+    """The parameters to hand out if the run ends here."""
+    return algorithm.result(run.state)
+
+
 def epoch_schedule(algorithm: AbstractAlgorithm, key: Key[Array, ""], epoch) -> Schedule:
     """The minibatches of an epoch of the run with this key."""
     return algorithm.sampler.epoch(jax.random.fold_in(key, 2 * epoch), algorithm.objective.num_data)
@@ -59,18 +65,19 @@ def advance(algorithm: AbstractAlgorithm, run: Run, schedule: Schedule) -> tuple
     noise_key = jax.random.fold_in(run.key, 1)
 
     def step(carry, inputs):
-        state, alive, number = carry
+        state, alive, number, taken = carry
         plan, row = inputs
         batch = take_batch(algorithm.objective, plan, number, dtype)
         moved, row, info = algorithm.step(state, shared, row, batch, jax.random.fold_in(noise_key, number))
         alive = alive & info.finite & algorithm.objective.admits(algorithm.params(moved))
         state = jax.tree.map(lambda new, old: jnp.where(alive, new, old), moved, state)
         info = eqx.tree_at(lambda info: info.finite, info, alive)
-        return (state, alive, number + alive.astype(number.dtype)), (row, info)
+        # The number does not depend on `alive`: under vmap what hangs on it alone is then done once for all runs.
+        return (state, alive, number + 1, taken + alive.astype(taken.dtype)), (row, info)
 
-    carry = (state, run.alive, run.step)
-    (state, alive, number), (rows, infos) = jax.lax.scan(step, carry, (schedule, rows))
-    return Run(run.key, number, alive, state, algorithm.close(run.table, schedule, rows)), infos
+    carry = (state, run.alive, run.step, run.step)
+    (state, alive, _, taken), (rows, infos) = jax.lax.scan(step, carry, (schedule, rows))
+    return Run(run.key, taken, alive, state, algorithm.close(run.table, schedule, rows)), infos
 
 
 def advance_epochs(algorithm: AbstractAlgorithm, run: Run, num_epochs: int) -> tuple[Run, Info]:

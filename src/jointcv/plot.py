@@ -45,9 +45,7 @@ def plot_history(fit: Fit, *, axes: Axes | None = None) -> Axes:
     shown = [smooth]
     if "elbo" in fit.history:
         where, values = fit.history["elbo_step"], -fit.history["elbo"]
-        axes.plot(
-            where, values, "o-", color=VERMILION, markersize=4, linewidth=1.2, zorder=3, label="negative ELBO"
-        )
+        axes.plot(where, values, "o-", color=VERMILION, markersize=4, zorder=3, label="negative ELBO")
         shown.append(values)
     axes.set(xlabel="step", ylabel="negative ELBO")
     axes.set_ylim(*_late_range(shown))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key, Scalar
 
 from jointcv.family import MeanFieldParams
@@ -103,9 +104,11 @@ class ClosedPrior(AbstractPrior):
     moments: Moments
 
     def draw(self, key, like):
-        if self.moments.is_complete:
+        touched = np.flatnonzero(self.moments.touched)
+        if self.moments.is_complete or touched.size == 0:
             return jnp.zeros_like(like)
-        return jax.random.normal(key, like.shape, like.dtype) * jnp.asarray(self.moments.touched, like.dtype)
+        noise = jax.random.normal(key, touched.shape, like.dtype)
+        return jnp.zeros_like(like).at[touched].set(noise, unique_indices=True)
 
     def value(self, params, draws):
         return self._mean(params) + self._rest.value(params, draws)

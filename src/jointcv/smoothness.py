@@ -10,13 +10,15 @@ its own: 𝓛_i has the largest curvature of a datum *that sees it* in the place
 any other, s_i 𝓛_i; L and L_max are measured once more in that metric, and so the bound holds as it stands.
 """
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Scalar
 
 from jointcv.elbo import Elbo
-from jointcv.evaluate import take_batch
+from jointcv.evaluate import full_summary, take_batch
 from jointcv.family import MeanFieldParams
 from jointcv.sampler import AbstractSampler, FixedBatches, Reshuffle
 from jointcv.view import LinearView
@@ -24,6 +26,7 @@ from jointcv.view import LinearView
 UNIT_ITERATIONS = 4
 PASS_SIZE = 10_000  # data at once in a pass over all
 DENSE_SIZE = 100
+SMALLEST_BATCH, LARGEST_BATCH = 8, 1024
 DENSE_BUDGET = 2_000_000_000  # entries of a design matrix that are looked at one by one
 
 
@@ -196,3 +199,28 @@ def _largest_batch(objective: Elbo, sampler: AbstractSampler, params: MeanFieldP
 
     schedule = sampler.sweep(objective.num_data)
     return jax.lax.scan(larger, jnp.zeros((), params.location.dtype), schedule)[0]
+
+
+def propose_batch_size(objective: Elbo) -> int:
+    """Where larger minibatches begin to cost more passes over the data: B L as large as L_max of a usual coordinate.
+
+    Below that the number of epochs hardly depends on B, and larger minibatches are cheaper steps.
+    """
+    full, reach = _proposal(objective)
+    largest = max(1, min(objective.num_data // 10, LARGEST_BATCH))
+    knee = float(reach) / max(float(full), 1e-30)
+    return int(min(max(2 ** round(math.log2(max(knee, 1))), min(SMALLEST_BATCH, largest)), largest))
+
+
+@eqx.filter_jit
+def _proposal(objective: Elbo):
+    """L and the median over the coordinates of L_max, at the start, in the metric of its curvature there."""
+    params = objective.init(jax.random.key(0))
+    schedule = Reshuffle(min(PASS_SIZE, objective.num_data)).sweep(objective.num_data)
+    for _ in range(2):
+        summary = full_summary(objective, params, schedule)
+        precision = summary.curvature + objective.prior.curvature(params, jnp.zeros_like(params.location))
+        log_scale = jnp.where(precision > 0, -jnp.log(precision) / 2, params.log_scale)
+        params = MeanFieldParams(params.location, log_scale)
+    full, _ = _largest_eigenvalue(objective, params, jnp.ones_like(params.location), 10)
+    return full, jnp.median(_reach(objective, Reshuffle(1), params))

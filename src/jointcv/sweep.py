@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 
 from jointcv.algorithm.interface import AbstractAlgorithm
 from jointcv.evaluate import full_values
-from jointcv.loop import Run, advance_epochs, start
+from jointcv.loop import Run, advance, epoch_schedule, start
 from jointcv.objective import AbstractObjective
 
 
@@ -33,7 +33,7 @@ class AbstractDial(eqx.Module):
 
 
 class LearningRate(AbstractDial):
-    """The learning rate of a `GradientDescent` whose optimiser has it in its state (`optax.inject_hyperparams`)."""
+    """The learning rate of a `GradientDescent` whose optimiser is made by `optax.inject_hyperparams`."""
 
     def turn(self, algorithm, state, value):
         rate = state.optimizer.hyperparams["learning_rate"]
@@ -164,17 +164,23 @@ def _begin(algorithm, keys, num_values: int) -> _Stack:
 @eqx.filter_jit(donate="all-except-first")
 def _advance(static, stack: _Stack) -> _Stack:
     algorithm, dial, points, num_epochs = static
+    steps = algorithm.sampler.steps_per_epoch(algorithm.objective.num_data)
 
     # The key is shared by the values and the step by all: what depends on them alone is done once.
     def cell(key, step, alive, state, table, value):
         turned, state = dial.turn(algorithm, state, value)
-        run, _ = advance_epochs(turned, Run(key, step, alive, state, table), num_epochs)
-        return run.step, run.alive, run.state, run.table
+        schedule = epoch_schedule(turned, key, step // steps)
+        run, _ = advance(turned, Run(key, step, alive, state, table), schedule)
+        return run.alive, run.state, run.table
 
-    over_values = jax.vmap(cell, (None, None, 0, 0, 0, 0), (None, 0, 0, 0))
-    over_seeds = jax.vmap(over_values, (0, None, 0, 0, 0, None), (None, 0, 0, 0))
-    step, *rest = over_seeds(stack.key, stack.step, stack.alive, stack.state, stack.table, points)
-    return _Stack(stack.key, step, *rest)
+    over_values = jax.vmap(cell, (None, None, 0, 0, 0, 0))
+    over_seeds = jax.vmap(over_values, (0, None, 0, 0, 0, None))
+
+    def epoch(stack, _):
+        rest = over_seeds(stack.key, stack.step, stack.alive, stack.state, stack.table, points)
+        return _Stack(stack.key, stack.step + steps, *rest), None
+
+    return jax.lax.scan(epoch, stack, None, length=num_epochs)[0]
 
 
 @eqx.filter_jit

@@ -53,3 +53,7 @@ class AbstractAlgorithm(eqx.Module):
     @abstractmethod
     def params(self, state: State) -> Params:
         """The parameters that a state stands for."""
+
+    def result(self, state: State) -> Params:
+        """The parameters to hand out when a run ends here."""
+        return self.params(state)

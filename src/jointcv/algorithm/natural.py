@@ -21,8 +21,11 @@ from jointcv.control import AbstractControl
 from jointcv.elbo import Elbo
 from jointcv.evaluate import full_summary, full_values, take_batch
 from jointcv.family import MeanFieldParams
+from jointcv.memory import NoMemory, WholeTable
+from jointcv.noise import PaperNoise
 from jointcv.sampler import AbstractSampler
 from jointcv.smoothness import Smoothness, measure, unmeasured
+from jointcv.view import LinearView
 
 SETTLING_ROUNDS = 3
 FIRST_ROUNDS, ROUNDS = 20, 4  # of power iteration, at first and from then on
@@ -136,7 +139,9 @@ class NaturalDescent(AbstractAlgorithm):
         objective, params = self.objective, state.position.params
         draws = objective.draw(key, params, batch.data)
         recall = self.control.memory.read(state.memory, shared, row, objective, params, batch)
-        loss, gradient, correction = controlled_gradient(objective, self.control, recall, params, batch, draws)
+        loss, gradient, correction = controlled_gradient(
+            objective, self.control, recall, params, batch, draws
+        )
         direction = gradient.location + correction.location
         memory, row = self.control.memory.write(state.memory, recall, objective, params, batch)
 
@@ -152,8 +157,11 @@ class NaturalDescent(AbstractAlgorithm):
         )
         guard = eqx.tree_at(lambda guard: guard.broken, state.guard, ~go_on)
         moved = NaturalState(position, memory, average, state.rate, state.smoothness, guard, state.drift)
-        notes = {"rate": jnp.median(state.rate) if self.rate is None else state.rate[0], "corrected": corrected}
-        notes |= {"halvings": guard.halvings, "drift": state.drift}
+        notes = {
+            "rate": jnp.median(state.rate) if self.rate is None else state.rate[0],
+            "corrected": corrected,
+        }
+        notes |= {"halvings": guard.halvings, "drift": state.drift, "epoch_elbo": -jnp.mean(guard.values)}
         # A step that is not finite is the guard's to take back, if there is one.
         return moved, row, Info(loss, norm, finite | (self.rate is None), notes)
 
@@ -162,6 +170,11 @@ class NaturalDescent(AbstractAlgorithm):
 
     def params(self, state):
         return state.position.params
+
+    def result(self, state):
+        if self.rate is not None:
+            return state.position.params
+        return self._look_back(state, jnp.ones((), jnp.int32)).position.params
 
     def _settle(self, params: MeanFieldParams, key) -> tuple[Position, Float[Array, " dim"]]:
         """The precision that suits the first location: a few rounds of s ← h, each a pass over the data."""
@@ -221,7 +234,11 @@ class NaturalDescent(AbstractAlgorithm):
         """Take the epoch back and halve the slack where the full-data objective rose beyond its noise."""
         chunk_size = min(GUARD_CHUNK, self.objective.num_data)
         values = full_values(
-            self.objective, state.position.params, jax.random.key(0), num_draws=self.guard_draws, chunk_size=chunk_size
+            self.objective,
+            state.position.params,
+            jax.random.key(0),
+            num_draws=self.guard_draws,
+            chunk_size=chunk_size,
         )
         guard = state.guard
         change = values - guard.values
@@ -230,7 +247,9 @@ class NaturalDescent(AbstractAlgorithm):
         rose = ~(jnp.mean(change) <= 3 * error + rounding) & (epoch > 0)
         back = rose | guard.broken
         best = jax.tree.map(
-            lambda old, new: jnp.where(back, old, new), (guard.position, guard.values), (state.position, values)
+            lambda old, new: jnp.where(back, old, new),
+            (guard.position, guard.values),
+            (state.position, values),
         )
         position, values = best
         halvings = guard.halvings + back
@@ -274,3 +293,13 @@ def move_precision(precision, target, rate):
     negative = target <= 0
     second = jnp.where(negative, change**2 / (2 * precision), 0)
     return precision + change + second, jnp.sum(negative)
+
+
+def suits(objective, control: AbstractControl) -> bool:
+    """Whether natural steps are the default: a linear view of the data, and a memory that tells their curvature."""
+    return (
+        isinstance(objective.view, LinearView)
+        and objective.view.has_squares
+        and not isinstance(objective.noise, PaperNoise)
+        and not isinstance(control.memory, NoMemory | WholeTable)
+    )

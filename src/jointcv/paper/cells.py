@@ -13,7 +13,7 @@ class Cell:
     """What a cell shows, the number behind it, and whether it is to stand out."""
 
     text: str
-    value: float = math.nan
+    value: int | float = math.nan
     flagged: bool = False
 
 
@@ -102,7 +102,7 @@ def escape(text: str) -> str:
     return re.sub(r"V_(?:\{([^}]*)\}|(\w))", r"V<sub>\1\2</sub>", html.escape(text, quote=False))
 
 
-def scientific(value: float) -> str:
+def scientific(value: int | float) -> str:
     """4.04e4, as the paper writes it."""
     if not math.isfinite(value):
         return NOTHING
@@ -112,7 +112,7 @@ def scientific(value: float) -> str:
     return f"{digits}e{int(exponent)}"
 
 
-def ratio(value: float) -> str:
+def ratio(value: int | float) -> str:
     """0.032, 1.24, 57: three digits at most."""
     if not math.isfinite(value):
         return NOTHING
@@ -122,7 +122,7 @@ def ratio(value: float) -> str:
     return f"{value:,.{min(digits, 6) + (1 if 1 <= abs(value) < 10 else 0)}f}"
 
 
-def fixed(value: float) -> str:
+def fixed(value: int | float) -> str:
     """An ELBO, with as many decimals as its size asks for."""
     if not math.isfinite(value):
         return NOTHING
@@ -130,14 +130,14 @@ def fixed(value: float) -> str:
     return f"{value:,.{digits}f}".replace("-", "−")
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: int | float) -> str:
     """Seconds with three digits at most."""
     if not math.isfinite(seconds):
         return NOTHING
     return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
 
 
-def storage(size: float) -> str:
+def storage(size: int | float) -> str:
     """Bytes in the unit that suits them."""
     if not math.isfinite(size):
         return NOTHING

@@ -2,8 +2,8 @@
 
     f(w; n, ε) = −log softmax(W (x_n ⊙ ε) + b)[y_n],   ε ~ N(1, 0.5²)
 
-f~ is the second-order expansion around ε = 1. The LeNet is trained here, its features kept in the cache folder.
-The objective is a mean over the data; `elbo` in the result file is its negative on a fixed set of draws of ε.
+f~ is the second-order expansion around ε = 1. The LeNet is trained here, its features kept in the cache
+folder. The objective is a mean over the data; `elbo` in the result file is its negative on a fixed set of draws of ε.
 """
 
 import time
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Scalar
 from tqdm.auto import tqdm
 
@@ -22,7 +23,6 @@ import jointcv as jcv
 from jointcv.paper.data import load_cifar10
 from jointcv.paper.fetch import cache_folder
 from jointcv.paper.files import SWEEP, TIMING, VARIANCE, add_rows, read_rows, surroundings, write_note
-from jointcv.paper.variance import estimator_variance
 
 NUM_FEATURES, NUM_CLASSES = 84, 10
 NOISE_SCALE = 0.5
@@ -58,7 +58,7 @@ NOTES = (
     "joint keeps one anchor, renewed every epoch (the SVRG form)",
     "plain SGD, batches of 100; the output layer starts at the LeNet's own",
     "milliseconds are processor time on one core",
-    "v_total, v_data and v_noise are of the naive gradient at the same place; data and noise by pairs of draws",
+    "v_total, v_data, v_noise (their difference) are of the naive gradient at the same place",
 )
 
 
@@ -188,15 +188,13 @@ def _trace(algorithm, budget: DropoutBudget, name: str, folder: Path) -> None:
     fit = jcv.fit(algorithm, key=jax.random.key(0), num_epochs=1)
     first = time.process_time() - began
     for epoch in range(1, budget.epochs + 1):
-        key = jax.random.key(epoch)
-        variance = sum(estimator_variance(fit.algorithm, fit.run, key, budget.trace_draws))
-        total, data = _pairs(algorithm.objective, fit.params, jax.random.split(key, budget.trace_draws))
+        own, total, data = _variances(fit, jax.random.split(jax.random.key(epoch), budget.trace_draws))
         row = {
             "task": "dropout",
             "estimator": name,
             "step": int(fit.run.step),
             "epoch": epoch,
-            "trace_location": variance,
+            "trace_location": own,
             "trace_scale": 0.0,
             "v_total": total,
             "v_data": data,
@@ -222,27 +220,36 @@ def _trace(algorithm, budget: DropoutBudget, name: str, folder: Path) -> None:
 
 
 @eqx.filter_jit
-def _gradient_pairs(objective, params, keys):
+def _gradients(algorithm, state, keys):
+    """For each key a minibatch's own gradient, and two naive ones with independent ε."""
+    objective, control, params = algorithm.objective, algorithm.control, algorithm.params(state)
+
     def one(key):
         rows = jax.random.randint(key, (BATCH,), 0, objective.num_data)
         data = jax.tree.map(lambda leaf: leaf[rows], objective.data)
         weights = jnp.full(BATCH, 1 / BATCH, data["x"].dtype)
+        batch = jcv.Batch(data, rows, weights, jnp.zeros_like(weights), jnp.ones((), jnp.int32))
+        recall = control.memory.read(state.memory, None, None, objective, params, batch)
+        entry = objective.remember(params, data)
 
-        def gradient(number):
+        def naive(number):
             draws = objective.draw(jax.random.fold_in(key, number), params, data)
-            return objective.gradient(params, params, data, weights, draws)["weight"].ravel()
+            return draws, objective.gradient(entry, params, data, weights, draws)
 
-        return gradient(1), gradient(2)
+        (draws, first), (_, second) = naive(1), naive(2)
+        own = jax.tree.map(jnp.add, first, control.correct(objective, recall, params, batch, draws))
+        return [ravel_pytree(gradient)[0] for gradient in (own, first, second)]
 
     return jax.lax.map(one, keys)
 
 
-def _pairs(objective, params, keys) -> tuple[float, float]:
-    """V_{n,ε} and V_n of the naive gradient."""
-    first, second = (np.asarray(side, np.float64) for side in _gradient_pairs(objective, params, keys))
+def _variances(fit: jcv.Fit, keys) -> tuple[float, float, float]:
+    """The estimator's own variance, and V_{n,ε} and V_n of the naive gradient."""
+    gradients = _gradients(fit.algorithm, fit.run.state, keys)
+    own, first, second = (np.asarray(side, np.float64) for side in gradients)
     covariance = np.sum((first - first.mean(0)) * (second - second.mean(0))) / (len(first) - 1)
     total = (first.var(0, ddof=1).sum() + second.var(0, ddof=1).sum()) / 2
-    return float(total), float(covariance)
+    return float(own.var(0, ddof=1).sum()), float(total), float(covariance)
 
 
 def load_features(budget: DropoutBudget) -> Features:

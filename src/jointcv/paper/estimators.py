@@ -3,8 +3,8 @@
 The paper's joint control keeps a location of z for every datum and corrects μ alone. Three forms of it:
 
     whole        the paper's own: (m_n, σ^n) for every datum, the prior in the table; small tasks
-    predictors   the linear view: η_n = A_n m_n for every datum. The correction of μ is the same number for number
-                 but for two things, the prior expanded at the current m and the current σ in v
+    predictors   the linear view: η_n = A_n m_n for every datum. The correction of μ is the same number for
+                 number but for two things, the prior expanded at the current m and the current σ in v
     batches      one location for every fixed minibatch of a whole view; PPCA
 
 In the last two `LocationOnly` leaves log σ its naive gradient, as the paper does.
@@ -18,19 +18,12 @@ import jax.numpy as jnp
 import optax
 
 import jointcv as jcv
-from jointcv.algorithm.interface import AbstractAlgorithm
-from jointcv.algorithm.natural import NaturalGradient
-from jointcv.control import AbstractControl
-from jointcv.memory import AbstractMemory
-from jointcv.sampler import AbstractSampler
-from jointcv.sweep import AbstractDial
-from jointcv.view import AbstractView
 
 
-class LocationOnly(AbstractControl):
+class LocationOnly(jcv.AbstractControl):
     """A control's correction of μ; log σ keeps its naive gradient."""
 
-    control: AbstractControl
+    control: jcv.AbstractControl
 
     @property
     def memory(self):
@@ -56,7 +49,7 @@ class Setting:
     """
 
     problem: jcv.Problem
-    view: AbstractView
+    view: jcv.AbstractView
     form: "Form"
     batch: int
     optimizer: Callable[[float], optax.GradientTransformation]
@@ -68,10 +61,10 @@ class Setting:
 class Form:
     """How the paper's estimators are written down: view, noise, memory and sampler."""
 
-    view: Callable[[Setting], AbstractView]
+    view: Callable[[Setting], jcv.AbstractView]
     noise: jcv.PaperNoise | jcv.ParameterNoise
-    memory: AbstractMemory
-    sampler: Callable[[int], AbstractSampler]
+    memory: jcv.AbstractMemory
+    sampler: Callable[[int], jcv.AbstractSampler]
 
 
 WHOLE = Form(
@@ -90,19 +83,19 @@ class Estimator:
 
     Args:
         build: from a setting to what runs.
-        calls: gradients and Hessian products a step, for N data and batches of B; ∇f~ counts once, its slope and
-            Hessian product come from one pass.
+        calls: gradients and Hessian products a step, for N data and batches of B; ∇f~ counts once, as
+            its slope and Hessian product come from one pass.
         dial: what a sweep's values are put into.
         full_batch: whether a step sees all data.
     """
 
-    build: Callable[[Setting], AbstractAlgorithm]
+    build: Callable[[Setting], jcv.AbstractAlgorithm]
     calls: Callable[[int, int], float]
-    dial: AbstractDial = jcv.LearningRate()
+    dial: jcv.AbstractDial = jcv.LearningRate()
     full_batch: bool = False
 
 
-def paper(control: Callable[[Form], AbstractControl], naive_epochs: int = 0, full_batch: bool = False):
+def paper(control: Callable[[Form], jcv.AbstractControl], naive_epochs: int = 0, full_batch: bool = False):
     """An estimator of the paper, in the setting's form."""
 
     def build(setting: Setting) -> jcv.GradientDescent:
@@ -119,7 +112,7 @@ def paper(control: Callable[[Form], AbstractControl], naive_epochs: int = 0, ful
     return build
 
 
-def _sampler(form: Form, control: AbstractControl, batch: int, full_batch: bool) -> AbstractSampler:
+def _sampler(form: Form, control: jcv.AbstractControl, batch: int, full_batch: bool) -> jcv.AbstractSampler:
     if full_batch:
         return jcv.FullBatch()
     return form.sampler(batch) if control.memory is form.memory else jcv.Reshuffle(batch)
@@ -146,22 +139,20 @@ def smiso(setting: Setting) -> jcv.Smiso:
 
 def ours(setting: Setting) -> jcv.GradientDescent:
     """Joint as the library has it by default: quadrature or noise in η, and log σ controlled."""
-    objective, control, sampler = jcv.assemble(
-        setting.problem, view=setting.view, batch_size=setting.batch
-    )
+    objective, control, sampler = jcv.assemble(setting.problem, view=setting.view, batch_size=setting.batch)
     return _descent(setting, objective, control, sampler, 1)
 
 
-def natural(setting: Setting) -> NaturalGradient:
+def natural(setting: Setting) -> jcv.NaturalDescent:
     """The same with natural steps, whose size comes from theory."""
     objective, control, sampler = jcv.assemble(
         setting.problem, view=setting.view, batch_size=setting.natural_batch
     )
-    return NaturalGradient(objective, control, sampler, rate=setting.natural_rate)
+    return jcv.NaturalGradient(rate=setting.natural_rate).build(objective, control, sampler)
 
 
-def evaluation(problem: jcv.Problem, view: AbstractView) -> jcv.Elbo:
-    """The ELBO that all estimators are judged by: without noise of the data for one predictor, in η for more."""
+def evaluation(problem: jcv.Problem, view: jcv.AbstractView) -> jcv.Elbo:
+    """The ELBO that all estimators are judged by: exact in the data for one predictor, noise in η for more."""
     return jcv.assemble(problem, view=view)[0]
 
 

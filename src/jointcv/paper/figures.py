@@ -210,8 +210,9 @@ def _step_size_panel(axes: Axes, results: Path, task: str, sign: int = 1) -> Non
 
 def _crosses(axes: Axes, where: np.ndarray, color: str, height: float) -> None:
     """Marks at the edge of a panel, for what lies beyond."""
-    heights = np.full(len(where), height)
-    place = axes.get_xaxis_transform()
+    if not len(where):
+        return  # a line without points would still take its place in the layout
+    place, heights = axes.get_xaxis_transform(), np.full(len(where), height)
     axes.plot(where, heights, "x", color=color, markersize=4, transform=place, zorder=2, clip_on=False)
 
 

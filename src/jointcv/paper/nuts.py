@@ -2,8 +2,8 @@
 
     mean error  ‖μ − E z‖,   variance error  ‖σ² − V z‖    (Euclidean norms)
 
-The reference optimum is the mean field that descends the exact full-data ELBO (quadrature, no noise at all); what is
-left of its error is that of the family.
+The reference optimum is the mean field that descends the exact full-data ELBO (quadrature, no noise at all);
+what is left of its error is that of the family.
 """
 
 import time
@@ -52,7 +52,7 @@ def compare(prepared: Prepared, names: tuple[str, ...]) -> None:
         notes=[
             "mean_error is the Euclidean norm of the difference of means, variance_error that of variances",
             "rows are means over the seeds of the sweep",
-            f"reference: exact full-data ELBO by quadrature, Adam 0.05 with cosine decay, {REFERENCE_STEPS} steps",
+            f"reference: exact full-data ELBO (quadrature), Adam 0.05, cosine decay, {REFERENCE_STEPS} steps",
         ],
         seconds={"nuts": sampled},
     )
@@ -84,7 +84,11 @@ def _draw(prepared: Prepared) -> tuple[np.ndarray, int, int]:
 def _reference(prepared: Prepared) -> jcv.Fit:
     setting = prepared.setting
     objective, control, sampler = jcv.assemble(
-        setting.problem, control=jcv.NaiveGradient(), sampler=jcv.FullBatch(), view=setting.view, noise=jcv.Quadrature()
+        setting.problem,
+        control=jcv.NaiveGradient(),
+        sampler=jcv.FullBatch(),
+        view=setting.view,
+        noise=jcv.Quadrature(),
     )
     optimizer = optax.adam(optax.cosine_decay_schedule(0.05, REFERENCE_STEPS))
     algorithm = jcv.GradientDescent(objective, control, sampler, optimizer)

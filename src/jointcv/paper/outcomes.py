@@ -129,7 +129,7 @@ def _deviation(values: np.ndarray) -> np.ndarray:
     count = known.sum(axis=-1)
     mean = np.where(known, values, 0.0).sum(axis=-1) / np.maximum(count, 1)
     squares = np.where(known, (values - mean[..., None]) ** 2, 0.0).sum(axis=-1)
-    return np.sqrt(squares / np.maximum(count - 1, 1))
+    return np.asarray(np.sqrt(squares / np.maximum(count - 1, 1)))
 
 
 def read(results: Path, name: str) -> Columns:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-FLOAT_BYTES = 4
+FLOAT_BYTES = 4.0
 MNIST_TARGET = -2.5e4
 MNIST_TARGET_SECONDS: Mapping[str, float] = MappingProxyType({"joint": 300.0, "naive": 600.0, "cv": 600.0})
 
@@ -127,7 +127,7 @@ TASKS: Mapping[str, PaperTask] = MappingProxyType(
                 "Adam",
                 5,
                 Variances(4.21e8, 3.21e8, 1.75e4),
-                _milliseconds(naive=10.4, cv=12.8, inc=328, joint=17.6, full_naive=201, full_cv=360),
+                _milliseconds(naive=10.4, cv=12.8, inc=328.0, joint=17.6, full_naive=201.0, full_cv=360.0),
             ),
             PaperTask(
                 "ppca",
@@ -139,7 +139,7 @@ TASKS: Mapping[str, PaperTask] = MappingProxyType(
                 "Adam",
                 5,
                 Variances(1.69e10, 1.68e10, 3.73e7),
-                _milliseconds(naive=12.8, cv=18.5, inc=897, joint=31.2, full_naive=740, full_cv=1606),
+                _milliseconds(naive=12.8, cv=18.5, inc=897.0, joint=31.2, full_naive=740.0, full_cv=1606.0),
             ),
             PaperTask(
                 "tennis",
@@ -151,7 +151,7 @@ TASKS: Mapping[str, PaperTask] = MappingProxyType(
                 "Adam",
                 5,
                 Variances(9.96e7, 9.59e7, 8.56e4),
-                _milliseconds(naive=10.2, cv=14.6, inc=588, joint=29.6, full_naive=203, full_cv=246),
+                _milliseconds(naive=10.2, cv=14.6, inc=588.0, joint=29.6, full_naive=203.0, full_cv=246.0),
             ),
             PaperTask(
                 "movielens",
@@ -163,7 +163,7 @@ TASKS: Mapping[str, PaperTask] = MappingProxyType(
                 "Adam",
                 5,
                 Variances(1.78e9, 1.69e9, 1.75e6),
-                _milliseconds(naive=16.3, cv=19.6, joint_svrg=24.4, full_naive=267, full_cv=702),
+                _milliseconds(naive=16.3, cv=19.6, joint_svrg=24.4, full_naive=267.0, full_cv=702.0),
             ),
             PaperTask("dropout", "Dropout on CIFAR-10", 50_000, None, None, 100, "SGD", None),
         )

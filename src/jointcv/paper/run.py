@@ -1,10 +1,12 @@
 """Run a task of the paper: its stages in order, each resumable, results in a folder of small files."""
 
+import dataclasses
 import time
-from dataclasses import asdict
 from pathlib import Path
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import jointcv as jcv
@@ -17,7 +19,8 @@ from jointcv.paper.variance import estimator_variance, naive_parts
 TASK_NAMES = (*TASKS, "dropout")
 TIMED_TOO = ("inc",)  # too slow to run on large tasks, but a step can be timed
 LARGE_MEMORY = 100_000_000  # entries of inc's table that are not worth timing
-MANY_PLACES = 10
+MANY_PLACES, FEW_PLACES = 10, 4
+SEED = 0
 
 
 def run_task(
@@ -66,7 +69,7 @@ def _description(prepared: Prepared, names: tuple[str, ...]) -> dict:
     return surroundings() | {
         "task": task.name,
         "budget": prepared.budget_name,
-        "configuration": asdict(prepared.budget),
+        "configuration": dataclasses.asdict(prepared.budget),
         "num_data": problem.num_data,
         "dim": problem.dim,
         "batch": prepared.setting.batch,
@@ -80,15 +83,15 @@ def _description(prepared: Prepared, names: tuple[str, ...]) -> dict:
 
 
 COMMON_NOTES = (
-    "elbo is that of the full data, with exact expectations (quadrature) for one predictor a datum, noise in the "
-    "predictors for more, and the prior in closed form; PPCA draws z. Draws are common to all runs",
+    "elbo is that of the full data, with exact expectations (quadrature) for one predictor a datum, noise in "
+    "the predictors for more, and the prior in closed form; PPCA draws z. Draws are common to all runs",
     "runs of one seed share minibatches and noise across step sizes",
     "an epoch of a full-batch estimator is one step; the natural gradient's step size stands as 0",
-    "milliseconds are processor time of a run alone, not vmapped, on one core: the median of three repetitions and "
-    "their range. Processor time, because the machine is shared",
-    "variance rows: trace_location and trace_scale are the estimator's at its own place after so many steps, at its "
-    "best step size; v_total, v_data and v_noise are V_{n,eps}, V_n and V_eps of the naive gradient of the location "
-    "there; small differences of V_n between rows are sampling noise",
+    "milliseconds are processor time of a run alone, not vmapped, on one core: the median of three repetitions "
+    "and their range. Processor time, because the machine is shared",
+    "variance rows: trace_location and trace_scale are the estimator's at its own place after so many steps, at "
+    "its best step size; v_total, v_data and v_noise are V_{n,eps}, V_n and V_eps of the naive gradient of the "
+    "location there; small differences of V_n between rows are sampling noise",
     "inc and ens run on small tasks only: each step is a pass over all data",
     "oracle calls: gradients and Hessian products a step over data; f~ counts once",
 )
@@ -112,27 +115,32 @@ def _traces(prepared: Prepared, names: tuple[str, ...]) -> None:
 
 
 def _trace(prepared: Prepared, name: str) -> list[dict]:
+    """In the middle of epochs, where an anchor is neither fresh nor at its oldest."""
     budget, setting = prepared.budget, prepared.setting
     algorithm = ESTIMATORS[name].build(setting)
-    value = best_value(prepared, name)
-    floors = ESTIMATORS["naive"].build(setting).objective
-    epochs, every = budget.trace_epochs, max(1, budget.trace_epochs // MANY_PLACES)
-    if ESTIMATORS[name].full_batch:
-        epochs, every = budget.full_steps, max(1, budget.full_steps // 4)
-    fit, rows = _at_rate(algorithm, value, every), []
+    steps = algorithm.sampler.steps_per_epoch(setting.problem.num_data)
+    epochs = budget.full_steps if ESTIMATORS[name].full_batch else budget.trace_epochs
+    every = max(1, epochs // (FEW_PLACES if ESTIMATORS[name].full_batch else MANY_PLACES))
+    naive = _naive_fit(prepared)
+    fit, rows = (
+        jcv.fit(
+            _at_rate(algorithm, best_value(prepared, name)),
+            key=jax.random.key(SEED),
+            num_steps=max(1, steps // 2),
+        ),
+        [],
+    )
     while True:
         step = int(fit.run.step)
         key = jax.random.fold_in(jax.random.key(1), step)
-        location, scale = estimator_variance(fit.algorithm, fit.run, key, budget.trace_draws)
-        parts = naive_parts(
-            floors, fit.params, setting.batch, key, budget.trace_draws, max(2, budget.full_draws // 4)
-        )
+        location, scale = estimator_variance(fit, key, budget.trace_draws)
+        parts = naive_parts(naive, fit.params, key, budget.trace_draws, max(2, budget.full_draws // 4))
         rows.append(
             {
                 "task": prepared.task.name,
                 "estimator": name,
                 "step": step,
-                "epoch": step // algorithm.sampler.steps_per_epoch(setting.problem.num_data),
+                "epoch": step / steps,
                 "trace_location": location,
                 "trace_scale": scale,
                 "v_total": parts.total,
@@ -140,30 +148,29 @@ def _trace(prepared: Prepared, name: str) -> list[dict]:
                 "v_noise": parts.noise,
             }
         )
-        if rows[-1]["epoch"] + every > epochs or fit.diverged:
+        if step / steps + every > epochs or fit.diverged:
             return rows
         fit = fit.extend(num_epochs=every)
 
 
-def _at_rate(algorithm, value: float, epochs: int) -> jcv.Fit:
-    """A run after so many epochs at a step size, its optimiser with the rate in its state."""
-    if not isinstance(algorithm, jcv.GradientDescent):
-        return jcv.fit(algorithm, key=jax.random.key(0), num_epochs=epochs)
-    import equinox as eqx
+def _naive_fit(prepared: Prepared) -> jcv.Fit:
+    return jcv.fit(ESTIMATORS["naive"].build(prepared.setting), key=jax.random.key(SEED), num_steps=1)
 
+
+def _at_rate(algorithm: jcv.AbstractAlgorithm, value: float) -> jcv.AbstractAlgorithm:
+    """The algorithm with this rate in the first state of its optimiser; as it is where it has none."""
+    if not isinstance(algorithm, jcv.GradientDescent):
+        return algorithm
     optimizer = algorithm.optimizer
 
     def init(params):
         state = optimizer.init(params)
-        state.hyperparams["learning_rate"] = np.asarray(value, state.hyperparams["learning_rate"].dtype)
-        return jax.tree.map(jax.numpy.asarray, state)
+        rate = state.hyperparams["learning_rate"]
+        return state._replace(
+            hyperparams=state.hyperparams | {"learning_rate": jnp.asarray(value, rate.dtype)}
+        )
 
-    fixed = type(optimizer)(init, optimizer.update)
-    algorithm = eqx.tree_at(lambda a: a.naive_steps, algorithm, algorithm.naive_steps)
-    algorithm = jcv.GradientDescent(
-        algorithm.objective, algorithm.control, algorithm.sampler, fixed, algorithm.naive_steps
-    )
-    return jcv.fit(algorithm, key=jax.random.key(0), num_epochs=epochs)
+    return dataclasses.replace(algorithm, optimizer=optimizer._replace(init=init))
 
 
 def _table1(prepared: Prepared, names: tuple[str, ...]) -> None:
@@ -175,9 +182,8 @@ def _table1(prepared: Prepared, names: tuple[str, ...]) -> None:
     name = "joint" if "joint" in names else names[0]
     value = best_value(prepared, name)
     params = _end_point(prepared, name, value)
-    objective = ESTIMATORS["naive"].build(setting).objective
     parts = naive_parts(
-        objective, params, setting.batch, jax.random.key(2), budget.table_draws, budget.full_draws
+        _naive_fit(prepared), params, jax.random.key(2), budget.table_draws, budget.full_draws
     )
     row = {
         "task": prepared.task.name,
@@ -194,9 +200,10 @@ def _table1(prepared: Prepared, names: tuple[str, ...]) -> None:
 def _end_point(prepared: Prepared, name: str, value: float) -> jcv.MeanFieldParams:
     path = params_file(prepared, name, value, 0)
     if not path.exists():
-        return _at_rate(ESTIMATORS[name].build(prepared.setting), value, prepared.budget.epochs).params
+        algorithm = _at_rate(ESTIMATORS[name].build(prepared.setting), value)
+        return jcv.fit(algorithm, key=jax.random.key(SEED), num_epochs=prepared.budget.epochs).params
     with np.load(path) as arrays:
-        location, log_scale = (jax.numpy.asarray(arrays[key][-1]) for key in ("location", "log_scale"))
+        location, log_scale = (jnp.asarray(arrays[key][-1]) for key in ("location", "log_scale"))
     return jcv.MeanFieldParams(location, log_scale)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Array
 
 import jointcv as jcv
-from jointcv.algorithm.interface import AbstractAlgorithm
 from jointcv.paper.estimators import ESTIMATORS, Estimator, Setting, evaluation
 from jointcv.paper.fetch import cache_folder
 from jointcv.paper.files import SWEEP, TIMING, add_rows, read_rows
@@ -46,7 +45,11 @@ class Prepared:
     def values(self, name: str) -> tuple[float, ...]:
         """The step sizes of an estimator; 0 stands for the natural gradient's own."""
         dial = ESTIMATORS[name].dial
-        grids = {jcv.LearningRate: self.task.grid, jcv.SurrogateRate: self.task.smiso_grid, jcv.NoDial: (0.0,)}
+        grids = {
+            jcv.LearningRate: self.task.grid,
+            jcv.SurrogateRate: self.task.smiso_grid,
+            jcv.NoDial: (0.0,),
+        }
         return grids[type(dial)][: self.budget.num_values]
 
     def length(self, estimator: Estimator) -> tuple[int, int]:
@@ -69,7 +72,9 @@ def prepare(task: Task, budget_name: str, folder: Path) -> Prepared:
 
 def run_sweeps(prepared: Prepared, names: tuple[str, ...]) -> None:
     """Every cell that is not yet in the task's file; a finished one is never run again."""
-    done = {(row["estimator"], float(row["step_size"]), int(row["seed"])) for row in read_rows(prepared.file())}
+    done = {
+        (row["estimator"], float(row["step_size"]), int(row["seed"])) for row in read_rows(prepared.file())
+    }
     budget = prepared.budget
     for name in names:
         estimator = ESTIMATORS[name]
@@ -81,7 +86,7 @@ def run_sweeps(prepared: Prepared, names: tuple[str, ...]) -> None:
                 _run_cells(prepared, name, algorithm, some, seeds, done)
 
 
-def _run_cells(prepared: Prepared, name: str, algorithm: AbstractAlgorithm, values, seeds, done) -> None:
+def _run_cells(prepared: Prepared, name: str, algorithm: jcv.AbstractAlgorithm, values, seeds, done) -> None:
     began = time.perf_counter()
     estimator, budget = ESTIMATORS[name], prepared.budget
     draws = (1, 1) if _is_exact(prepared.evaluation) else (budget.draws, budget.final_draws)

@@ -1,10 +1,10 @@
 """The tasks: each a problem and the settings that it runs with, as data.
 
-    sonar, australian   binary logistic regression, standard normal prior, no intercept
-    mnist               softmax regression on pixels / 255, standard normal prior, D = 784 · 10
-    ppca                x ~ N(0, W Wᵀ + λ I), λ = 1, W of 784 × 16 with a standard normal prior, standardised MNIST
-    tennis              Bradley–Terry, winner beats loser with logit s_winner − s_loser
-    movielens           y ~ softmax(x · Z_g) with Z_g ~ N(mean, exp(log scale)) and standard normal mean, log scale
+sonar, australian   binary logistic regression, standard normal prior, no intercept
+mnist               softmax regression on pixels / 255, standard normal prior, D = 784 · 10
+ppca                x ~ N(0, W Wᵀ + λ I), λ = 1, W of 784 × 16 with a standard normal prior, standardised MNIST
+tennis              Bradley–Terry, winner beats loser with logit s_winner − s_loser
+movielens           y ~ softmax(x · Z_g) with Z_g ~ N(mean, exp(log scale)) and standard normal mean, log scale
 """
 
 import math
@@ -152,13 +152,13 @@ def softmax_regression(record: data.Mnist, num_rows: int | None = None) -> jcv.P
 
 
 def standardise(pixels: np.ndarray) -> np.ndarray:
-    """Columns centred and divided by their standard deviation; constant ones by 1, which leaves them at zero."""
+    """Columns centred and divided by their standard deviation; constant ones by 1, so that they are zero."""
     deviation = pixels.std(axis=0)
     return (pixels - pixels.mean(axis=0)) / np.where(deviation > 0, deviation, 1)
 
 
 def factor_analysis(record: data.Mnist, num_rows: int | None = None) -> jcv.Problem:
-    """PPCA with the factors integrated out, by Woodbury: M = λ I + Wᵀ W, of 16 × 16, is all that is inverted."""
+    """PPCA with the factors integrated out, by Woodbury: only M = λ I + Wᵀ W, of 16 × 16, is inverted."""
 
     def log_likelihood(z, datum):
         x = datum["x"]
@@ -181,8 +181,8 @@ def factor_analysis(record: data.Mnist, num_rows: int | None = None) -> jcv.Prob
 def bradley_terry(record: data.Tennis, num_rows: int | None = None) -> jcv.Problem:
     """Skills with a standard normal prior, D = 5,524.
 
-    The paper's model has one latent variable more, a global half-normal standard deviation of the skills. Without
-    it the data term stays linear in z and the optimum is the −102,999.8 of the prototypes; that is what runs here.
+    The paper's model has one latent variable more, a global half-normal standard deviation of the skills.
+    The optimum −102,999.8 of the prototypes is that of the model without it, which is what runs here.
     """
 
     def log_likelihood(z, datum):
@@ -295,8 +295,8 @@ def _small(name: str, load: Callable[[], data.Binary]) -> Task:
 
 
 PREDICTOR_NOTE = (
-    "paper-form estimators keep A_n m_n for every datum instead of m_n: the same correction of the location, with "
-    "the prior expanded at the current m and the current sigma in v; log sigma has its naive gradient"
+    "paper-form estimators keep A_n m_n for every datum instead of m_n: the same correction of the location, "
+    "with the prior expanded at the current m and the current sigma in v; log sigma has its naive gradient"
 )
 
 TASKS: dict[str, Task] = {
@@ -347,10 +347,10 @@ TASKS: dict[str, Task] = {
         natural_batch=500,
         budgets={
             "smoke": SMOKE,
-            # One run at a time: five of them at once leave the processor's cache and take three times as long.
+            # One run at a time: five at once leave the processor's cache and take three times as long.
             "short": replace(
                 LARGE_SHORT,
-                epochs=8,
+                epochs=5,
                 trace_epochs=4,
                 trace_draws=32,
                 values_at_once=1,

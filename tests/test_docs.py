@@ -1,0 +1,45 @@
+"""The Python blocks of the README and of the docs run, page by page, as a reader would run them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+PAGES = {
+    str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+WITH_CODE = [name for name, path in PAGES.items() if BLOCK.search(path.read_text())]
+
+
+def code_of(path: Path) -> str:
+    """All blocks of a page, each at its own line, so that a traceback points at the page."""
+    lines = [""] * len(path.read_text().splitlines())
+    for block in BLOCK.finditer(path.read_text()):
+        first = path.read_text().count("\n", 0, block.start(1))
+        body = block.group(1).splitlines()
+        lines[first : first + len(body)] = body
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", WITH_CODE)
+def test_code_runs(name, tmp_path):
+    program = tmp_path / "page.py"
+    program.write_text(code_of(PAGES[name]))
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, f"{name} (lines as on the page)\n{done.stderr}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name):
+    path = PAGES[name]
+    targets = [target for target in LINK.findall(path.read_text()) if "://" not in target]
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_pages_with_code_are_found():
+    assert {"README.md", "docs/quickstart.md", "docs/extend.md", "docs/view.md"} <= set(WITH_CODE)
