@@ -30,6 +30,7 @@ LEARNING_RATE = 0.01
 ELBO_DRAWS = 32
 POSTERIOR_DRAWS = 4000
 INTERVAL = (5, 50, 95)  # per cent
+CHUNK_SIZE = 10_000  # steps; whole epochs compile once
 COLORS = {"naive": "#9a9a9a", "cv": "#d9952b", "joint": "#3b7dd8", "joint, default": "#0b3d70"}
 
 
@@ -76,10 +77,10 @@ def make_problem(flights: Flights) -> jcv.Problem:
 
 def run(problem: jcv.Problem, num_epochs: int, **options) -> Result:
     """A run, looked at after every epoch. `Fit.seconds` counts the steps and their compilation alone."""
-    fit = jcv.fit(problem, key=jax.random.key(0), num_epochs=1, **options)
+    fit = jcv.fit(problem, key=jax.random.key(0), num_epochs=1, chunk_size=CHUNK_SIZE, **options)
     elbo = [fit.elbo(jax.random.key(1), num_draws=ELBO_DRAWS)]
     for _ in range(num_epochs - 1):
-        fit = fit.extend(num_epochs=1)
+        fit = fit.extend(num_epochs=1, chunk_size=CHUNK_SIZE)
         elbo.append(fit.elbo(jax.random.key(1), num_draws=ELBO_DRAWS))
     return Result(fit, elbo)
 

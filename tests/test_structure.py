@@ -117,7 +117,9 @@ def test_the_elbo_on_the_way_changes_nothing():
     assert watched.history["elbo"].shape == watched.history["elbo_standard_error"].shape == (3,)
 
 
-@pytest.mark.parametrize("first, last, size", [(0, 35, 1000), (0, 35, 3), (0, 37, 12), (3, 37, 10), (0, 1, 1)])
+@pytest.mark.parametrize(
+    "first, last, size", [(0, 35, 1000), (0, 35, 3), (0, 37, 12), (3, 37, 10), (0, 1, 1)]
+)
 def test_chunks_partition_the_steps(first, last, size):
     chunks = list(plan_chunks(first, last, STEPS, size))
     assert [chunk.first for chunk in chunks] == list(np.cumsum([first, *(c.length for c in chunks)])[:-1])
@@ -143,7 +145,9 @@ def equations(jaxpr):
                 yield from equations(inner)
 
 
-@pytest.mark.parametrize("memory, whole", [("datum", False), ("batch", True), ("snapshots", True), ("anchor", True)])
+@pytest.mark.parametrize(
+    "memory, whole", [("datum", False), ("batch", True), ("snapshots", True), ("anchor", True)]
+)
 def test_the_table_is_not_carried(memory, whole):
     """No scan over an epoch's steps carries the table: neither the N rows, nor the iterates of an epoch."""
     algorithm = joint_setup("logistic", "parameter", memory, whole)
@@ -246,7 +250,9 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import"
             modules = {f"{node.module}.{alias.name}" for alias in node.names}
-            submodules = {name for name in modules if (SOURCE.parent / f"{name.replace('.', '/')}.py").exists()}
+            submodules = {
+                name for name in modules if (SOURCE.parent / f"{name.replace('.', '/')}.py").exists()
+            }
             found |= submodules or {node.module}
     return {name.removeprefix("jointcv").lstrip(".") for name in found if name.split(".")[0] == "jointcv"}
 
@@ -291,7 +297,9 @@ def test_the_paper_uses_public_names_only():
     public = {name for name in vars(jcv) if not name.startswith("_")}
     wrong = []
     for path in (SOURCE / "paper").glob("*.py"):
-        wrong += [f"{path.name} imports jointcv.{m}" for m in imports(path) if m and m.split(".")[0] != "paper"]
+        wrong += [
+            f"{path.name} imports jointcv.{m}" for m in imports(path) if m and m.split(".")[0] != "paper"
+        ]
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == "jcv":
                 if node.attr not in public:

@@ -99,6 +99,14 @@ class GuideMap(eqx.Module):
         free_scale = self.to_scale.inv(params.scale)
         return self.names.spread(params.location, "loc") | self.names.spread(free_scale, "scale")
 
+    def free_gradient(
+        self, free: dict[str, Array], params: MeanFieldParams, gradient: MeanFieldParams
+    ) -> dict[str, Array]:
+        """The gradient in what the guide's optimiser moves: dρ/du = (ds/du)/s, with the s that the step has anyway."""
+        _, pull = jax.vjp(self.to_scale, self.names.gather(free, "scale"))
+        (for_scale,) = pull(gradient.log_scale / params.scale)
+        return self.names.spread(gradient.location, "loc") | self.names.spread(for_scale, "scale")
+
 
 def map_guide(guide: AutoNormal | AutoDiagonalNormal, problem: Problem) -> GuideMap:
     """The map between a guide that has seen its model and the problem of that model.
@@ -128,8 +136,8 @@ def through_guide(optim: _NumPyroOptim, guide: GuideMap) -> optax.GradientTransf
         return optim.init(guide.write_free(params))
 
     def update(updates, state, params=None, *, value=None, **extra):
-        _, pull = jax.vjp(guide.read_free, optim.get_params(state))
-        state = optim.update(pull(updates)[0], state, value=value)
+        gradient = guide.free_gradient(optim.get_params(state), params, updates)
+        state = optim.update(gradient, state, value=value)
         moved = guide.read_free(optim.get_params(state))
         return jax.tree.map(jnp.subtract, moved, params), state
 

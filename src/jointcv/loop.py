@@ -70,7 +70,7 @@ def advance(algorithm: AbstractAlgorithm, run: Run, schedule: Schedule) -> tuple
         batch = take_batch(algorithm.objective, plan, number, dtype)
         moved, row, info = algorithm.step(state, shared, row, batch, jax.random.fold_in(noise_key, number))
         alive = alive & info.finite & algorithm.objective.admits(algorithm.params(moved))
-        state = jax.tree.map(lambda new, old: jnp.where(alive, new, old), moved, state)
+        state = algorithm.keep(moved, state, alive)
         info = eqx.tree_at(lambda info: info.finite, info, alive)
         # The number does not depend on `alive`: under vmap what hangs on it alone is then done once for all runs.
         return (state, alive, number + 1, taken + alive.astype(taken.dtype)), (row, info)

@@ -26,6 +26,7 @@ from jointcv.algorithm.interface import AbstractAlgorithm
 from jointcv.control import AbstractControl
 from jointcv.family import MeanField, MeanFieldParams
 from jointcv.guide import GUIDES, GuideMap, GuideStart, map_guide, through_guide
+from jointcv.loop import result
 from jointcv.memory import NoMemory
 from jointcv.numpyro_model import trace_model
 from jointcv.plan import assemble
@@ -117,8 +118,7 @@ class SVI:
         """The guide's parameters by name."""
         if self._bound is None:
             raise ValueError("This SVI has not seen its model's arguments. Call init() or run() first.")
-        state = svi_state.optim_state.run.state
-        return self._bound.guide.write(self._bound.algorithm.params(state))
+        return self._bound.guide.write(result(self._bound.algorithm, svi_state.optim_state.run))
 
     def update(
         self, svi_state: SVIState, *args, forward_mode_differentiation: bool = False, **kwargs

@@ -49,7 +49,7 @@ def stable_step(algorithm: AbstractAlgorithm, progress: Progress) -> tuple[Progr
         return jax.tree.map(lambda new, old: jnp.where(progress.run.alive, new, old), new, old)
 
     state, table = keep((progress.run.state, progress.run.table), (before.state, before.table))
-    run = Run(before.key, progress.run.step, before.alive, state, table)
+    run = Run(before.key, before.step + 1, before.alive, state, table)
     return Progress(run, progress.schedule), loss
 
 

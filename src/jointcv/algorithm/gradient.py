@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from jointcv.algorithm.interface import AbstractAlgorithm, Info
+from jointcv.algorithm.interface import AbstractAlgorithm, Info, choose
 from jointcv.checks import check_type
 from jointcv.control import AbstractControl
 from jointcv.evaluate import float_type
@@ -75,6 +75,10 @@ class GradientDescent(AbstractAlgorithm):
 
     def renew(self, state, table, step):
         return state
+
+    def keep(self, moved, state, alive):
+        # The optimiser and the memory of a dead run are of no use: to keep them would copy them every step.
+        return DescentState(choose(alive, moved.params, state.params), moved.optimizer, moved.memory)
 
     def params(self, state):
         return state.params

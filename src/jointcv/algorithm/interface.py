@@ -3,6 +3,8 @@
 from abc import abstractmethod
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, Scalar
 
 from jointcv.objective import AbstractObjective, Params
@@ -51,9 +53,18 @@ class AbstractAlgorithm(eqx.Module):
         """What is due once an epoch, before its first step."""
 
     @abstractmethod
+    def keep(self, moved: State, state: State, alive: Bool[Scalar, ""]) -> State:
+        """`moved` while the run is alive; after that, at least the last good parameters, and for good."""
+
+    @abstractmethod
     def params(self, state: State) -> Params:
         """The parameters that a state stands for."""
 
     def result(self, state: State) -> Params:
         """The parameters to hand out when a run ends here."""
         return self.params(state)
+
+
+def choose(alive: Bool[Scalar, ""], moved: PyTree[Array], state: PyTree[Array]) -> PyTree[Array]:
+    """`moved` where the run is alive, else `state`."""
+    return jax.tree.map(lambda new, old: jnp.where(alive, new, old), moved, state)

@@ -16,7 +16,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PyTree, Scalar
 
 from jointcv.algorithm.gradient import controlled_gradient
-from jointcv.algorithm.interface import AbstractAlgorithm, Info
+from jointcv.algorithm.interface import AbstractAlgorithm, Info, choose
 from jointcv.control import AbstractControl
 from jointcv.elbo import Elbo
 from jointcv.evaluate import full_summary, full_values, take_batch
@@ -167,6 +167,10 @@ class NaturalDescent(AbstractAlgorithm):
 
     def close(self, table, schedule, rows):
         return self.control.memory.close(table, schedule, rows)
+
+    def keep(self, moved, state, alive):
+        position = choose(alive, moved.position, state.position)
+        return eqx.tree_at(lambda state: state.position, moved, position)
 
     def params(self, state):
         return state.position.params

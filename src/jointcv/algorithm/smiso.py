@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree, Scalar
 
-from jointcv.algorithm.interface import AbstractAlgorithm, Info
+from jointcv.algorithm.interface import AbstractAlgorithm, Info, choose
 from jointcv.checks import check_type
 from jointcv.evaluate import float_type
 from jointcv.memory import put_rows, take_rows
@@ -85,6 +85,9 @@ class Smiso(AbstractAlgorithm):
 
     def renew(self, state, table, step):
         return state
+
+    def keep(self, moved, state, alive):
+        return choose(alive, moved, state)
 
     def params(self, state):
         return state

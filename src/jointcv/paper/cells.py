@@ -86,7 +86,9 @@ class Table:
         return f"<tr{first}>{''.join(cells)}</tr>"
 
     def _is_label(self, column: int) -> bool:
-        return column == 0 or not any(math.isfinite(row[column].value) for row in self.rows)
+        entries = [row[column] for row in self.rows]
+        words = not any(math.isfinite(cell.value) for cell in entries)
+        return column == 0 or (words and any(cell.text != NOTHING for cell in entries))
 
 
 def _marked(cell: Cell, mark: str) -> str:
@@ -98,8 +100,9 @@ def _markdown_line(entries) -> str:
 
 
 def escape(text: str) -> str:
-    """HTML, with V_n and V_{n,ε} set as subscripts."""
-    return re.sub(r"V_(?:\{([^}]*)\}|(\w))", r"V<sub>\1\2</sub>", html.escape(text, quote=False))
+    """HTML, with V_n, V_eps and V_{n,ε} set as subscripts."""
+    safe = html.escape(text, quote=False).replace("V_{n,eps}", "V_{n,ε}").replace("V_eps", "V_ε")
+    return re.sub(r"V_(?:\{([^}]*)\}|(\w)\b)", r"V<sub>\1\2</sub>", safe)
 
 
 def scientific(value: int | float) -> str:
@@ -128,6 +131,11 @@ def fixed(value: int | float) -> str:
         return NOTHING
     digits = 3 if abs(value) < 1000 else 1 if abs(value) < 1e5 else 0
     return f"{value:,.{digits}f}".replace("-", "−")
+
+
+def elbo(task: str, value: int | float) -> str:
+    """An ELBO; of dropout the training objective, which is its negative."""
+    return fixed(-value if task == "dropout" else value)
 
 
 def duration(seconds: int | float) -> str:

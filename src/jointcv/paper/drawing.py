@@ -54,6 +54,7 @@ STYLE = {
     "lines.solid_capstyle": "round",
     "savefig.facecolor": "none",
     "figure.facecolor": PAPER,
+    "figure.dpi": 160,
     "axes.facecolor": "none",
 }
 
@@ -176,11 +177,11 @@ def shared_legend(
 
 
 def _legend_columns(labels: list[str], inches: float) -> int:
-    """How many columns fit; a legend is filled column by column."""
+    """How many columns fit into as few lines as can be."""
     widths = [0.56 + 0.056 * len(label) for label in labels]
-    for columns in range(len(labels), 1, -1):
-        lines = -(-len(labels) // columns)
-        if sum(max(widths[at : at + lines]) for at in range(0, len(widths), lines)) <= inches:
+    for lines in range(1, len(labels)):
+        columns = -(-len(labels) // lines)
+        if sum(max(part) for part in np.array_split(widths, columns)) <= inches:
             return columns
     return 1
 

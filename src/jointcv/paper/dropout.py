@@ -3,7 +3,7 @@
     f(w; n, ε) = −log softmax(W (x_n ⊙ ε) + b)[y_n],   ε ~ N(1, 0.5²)
 
 f~ is the second-order expansion around ε = 1. The LeNet is trained here, its features kept in the cache
-folder. The objective is a mean over the data; `elbo` in the result file is its negative on a fixed set of draws of ε.
+folder. The objective is a mean over the data; `elbo` in the result file is its negative on fixed draws of ε.
 """
 
 import time

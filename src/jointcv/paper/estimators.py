@@ -152,7 +152,7 @@ def natural(setting: Setting) -> jcv.NaturalDescent:
 
 
 def evaluation(problem: jcv.Problem, view: jcv.AbstractView) -> jcv.Elbo:
-    """The ELBO that all estimators are judged by: exact in the data for one predictor, noise in η for more."""
+    """The ELBO that all are judged by: exact in the data for one predictor, with noise in η for more."""
     return jcv.assemble(problem, view=view)[0]
 
 

@@ -286,18 +286,17 @@ def _memory(results: Path) -> Figure:
 
 
 def _nuts(results: Path) -> Figure:
-    tasks = _need(available(results, ".nuts.csv"), results, "sonar.nuts.csv, australian.nuts.csv")
+    tasks = _need(available(results, ".nuts.csv"), results, "sonar.nuts.csv or australian.nuts.csv")
     sheet = Figure(figsize=(7.2, 2.5 * len(tasks) + 0.5), layout="constrained")
     grid = np.asarray(sheet.subplots(len(tasks), 2, squeeze=False))
     kinds = (("mean_error", "error of the mean"), ("variance_error", "error of the variance"))
     for line, task in zip(grid, tasks, strict=True):
         columns = read(results, f"{task}.nuts.csv")
-        optimum = _reference_errors(results, task, columns)
+        optimum = _reference_errors(results, task)
         for axes, (kind, label) in zip(line, kinds, strict=True):
             for estimator in estimators(columns):
-                if estimator != "reference":
-                    own = best_errors(columns, estimator)
-                    draw_line(axes, estimator, own["step"], own[kind])
+                own = best_errors(columns, estimator)
+                draw_line(axes, estimator, own["step"], own[kind])
             if kind in optimum:
                 axes.axhline(optimum[kind], color=INK, linestyle=DASHED, linewidth=1, zorder=6)
                 axes.annotate(
@@ -322,18 +321,10 @@ def _nuts(results: Path) -> Figure:
     return sheet
 
 
-def _reference_errors(results: Path, task: str, columns: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """The errors of the reference optimum, from the JSON record or a row named `reference`."""
-    if (columns["estimator"] == "reference").any():
-        own = rows(columns, estimator="reference")
-        return {kind: float(own[kind][-1]) for kind in ("mean_error", "variance_error")}
-    entries = record(results, f"{task}.nuts.json")
-    for name in ("reference", "reference_optimum", "optimum"):
-        if isinstance(entries.get(name), dict):
-            entries = entries[name]
-            break
-    kinds = ("mean_error", "variance_error")
-    return {kind: float(entries[kind]) for kind in kinds if isinstance(entries.get(kind), (int, float))}
+def _reference_errors(results: Path, task: str) -> dict[str, float]:
+    """The errors of the reference optimum, from the JSON record."""
+    entries = record(results, f"{task}.nuts.json").get("reference", {})
+    return {kind: float(entries[kind]) for kind in ("mean_error", "variance_error") if kind in entries}
 
 
 # Dropout
@@ -410,7 +401,7 @@ def _posteriors(results: Path, suffix: str = ".csv") -> list[str]:
 def _need(found, results: Path, files: str):
     """What was found, or the sentence that says which file is missing."""
     if not found:
-        raise MissingResults(f"{results / files} is missing")
+        raise MissingResults(f"{results}/ has no {files}")
     return found
 
 

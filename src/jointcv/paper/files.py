@@ -15,17 +15,8 @@ import jax
 
 SWEEP = ("task", "estimator", "step_size", "seed", "epoch", "step", "elbo", "elbo_se", "status")
 TIMING = ("task", "estimator", "ms_per_step", "spread", "oracle_calls_per_step", "compile_seconds")
-VARIANCE = (
-    "task",
-    "estimator",
-    "step",
-    "epoch",
-    "trace_location",
-    "trace_scale",
-    "v_total",
-    "v_data",
-    "v_noise",
-)
+PARTS = ("v_total", "v_data", "v_noise")
+VARIANCE = ("task", "estimator", "step", "epoch", "trace_location", "trace_scale", *PARTS)
 TABLE1 = ("task", "batch", *PARTS, "end_point", "draws")
 NUTS = ("task", "estimator", "step_size", "step", "mean_error", "variance_error", "elbo")
 PACKAGES = ("jointcv", "jax", "jaxlib", "equinox", "optax", "numpyro", "numpy")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jointcv.paper.cells import NOTHING, Cell, Table, duration, fixed, ratio, scientific
+from jointcv.paper.arrivals import Arrival, arrival
+from jointcv.paper.cells import NOTHING, Cell, Table, duration, elbo, fixed, ratio, scientific
 from jointcv.paper.outcomes import Curve, MissingResults, curves, read, record, rows, seconds_per_step
 from jointcv.paper.reference import (
     MNIST_TARGET,
@@ -17,8 +18,6 @@ from jointcv.paper.reference import (
 )
 from jointcv.paper.tables import (
     FACTOR,
-    Arrival,
-    arrival,
     best_errors,
     beyond,
     our_variances,
@@ -91,10 +90,10 @@ def _ranking(task: str, values: Mapping[str, tuple[float, float]]) -> str:
     """The estimators from the best on, with ≈ between those that seeds cannot tell apart."""
     ranked = sorted(values, key=lambda name: -values[name][0])
     beats = "<" if task == "dropout" else ">"
-    shown = f"{ranked[0]} {_value(task, values[ranked[0]][0])}"
+    shown = f"{ranked[0]} {elbo(task, values[ranked[0]][0])}"
     for better, name in zip(ranked, ranked[1:], strict=False):
         sign = "≈" if _close(better, name, values) else beats
-        shown += f" {sign} {name} {_value(task, values[name][0])}"
+        shown += f" {sign} {name} {elbo(task, values[name][0])}"
     return shown
 
 
@@ -135,7 +134,7 @@ def _speed(results: Path, task: str) -> Said:
         target = found[base].best
         reference = arrival(found[base], target, seconds)
         own = arrival(found[joint], target, seconds)
-        verdict, sentence = _comparison(joint, base, _value(task, target), own, reference, found[joint], task)
+        verdict, sentence = _comparison(joint, base, elbo(task, target), own, reference, found[joint], task)
         yield verdict, sentence
     for name in OURS:
         if name in found:
@@ -163,7 +162,7 @@ def _comparison(
 ) -> tuple[str, str]:
     if not math.isfinite(own.steps):
         return DIFFERS, (
-            f"{joint} does not reach {base}'s best, {target}: its own best is {_value(task, curve.best)} "
+            f"{joint} does not reach {base}'s best, {target}: its own best is {elbo(task, curve.best)} "
             f"after at most {curve.steps[-1]:,.0f} steps."
         )
     sentence = f"{joint} reaches {base}'s best, {target}, after {own.steps:,.0f} steps, {base} after "
@@ -188,7 +187,7 @@ def _times(above: float, below: float, good: str, bad: str) -> str:
 
 
 def _epochs(count: float) -> str:
-    return "1 epoch" if count == 1 else f"{ratio(count) if count < 10 else f'{count:,.0f}'} epochs"
+    return "1 epoch" if count == 1 else f"{count:,.3g} epochs" if count < 100 else f"{count:,.0f} epochs"
 
 
 def _there(name: str, place: Arrival) -> str:
@@ -329,11 +328,6 @@ def _largest(value) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
-def _value(task: str, elbo: float) -> str:
-    """An ELBO; of dropout the training objective, which is its negative."""
-    return fixed(-elbo) if task == "dropout" else fixed(elbo)
-
-
 def _gap(value: float) -> str:
     return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
@@ -355,7 +349,7 @@ def overview(results: Path) -> Table:
         values = [found[key].best if key in found else math.nan for key in shown]
         best = max((value for value in values if math.isfinite(value)), default=math.nan)
         cells = [
-            Cell(_value(name, value) if math.isfinite(value) else NOTHING, value, value == best)
+            Cell(elbo(name, value) if math.isfinite(value) else NOTHING, value, value == best)
             for value in values
         ]
         lines.append((Cell(task.title), *cells, *_gains(results, name, found)))

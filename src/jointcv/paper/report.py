@@ -168,7 +168,8 @@ def _opening(said: Mapping[str, list[Finding]], absent: list[str]) -> str:
         "<h1>The paper, reproduced</h1>"
         '<p class="lead">Wang, Geffner and Domke, “Joint control variate for faster black-box variational '
         "inference”, run again with jointcv. Every number and every sentence below is computed from the "
-        "committed result files; the paper’s own numbers stand beside ours.</p>"
+        "committed result files by <code>jointcv paper report</code>; <code>jointcv paper run</code> wrote "
+        "those. The paper’s own numbers stand beside ours.</p>"
         f'<nav>{menu}</nav><ul class="tally">{items}</ul>{gone}'
     )
 
@@ -241,14 +242,18 @@ def _folded(title: str, content: str) -> str:
 
 
 def _provenance(results: Path) -> str:
-    return "".join(
-        f"<h3>{task.title}</h3>{_origin(record(results, f'{name}.json'), results / f'{name}.json')}"
-        for name, task in TASKS.items()
+    records = {name: record(results, f"{name}.json") for name in TASKS}
+    notes = [_notes(entries) for entries in records.values() if entries]
+    common = [note for note in notes[0] if all(note in other for other in notes)] if len(notes) > 1 else []
+    shared = f"<h3>All tasks</h3>{_list(common)}" if common else ""
+    return shared + "".join(
+        f"<h3>{TASKS[name].title}</h3>{_origin(entries, common, results / f'{name}.json')}"
+        for name, entries in records.items()
     )
 
 
-def _origin(entries: Mapping[str, Any], path: Path) -> str:
-    """Commit, device, seeds and so on of one task."""
+def _origin(entries: Mapping[str, Any], common: list[str], path: Path) -> str:
+    """Commit, device, seeds and so on of one task, and the notes that are its own."""
     if not entries:
         return f'<p class="missing">{path} is missing.</p>'
     lines = "".join(
@@ -256,9 +261,13 @@ def _origin(entries: Mapping[str, Any], path: Path) -> str:
         for key, value in _facts(entries).items()
         if value
     )
-    notes = "".join(f"<li>{escape(note)}</li>" for note in _notes(entries.get("notes", [])))
     facts = f'<div class="scroll"><table class="facts"><tbody>{lines}</tbody></table></div>'
-    return facts + (f'<ul class="note">{notes}</ul>' if notes else "")
+    return facts + _list([note for note in _notes(entries) if note not in common])
+
+
+def _list(notes: list[str]) -> str:
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    return f'<ul class="note">{items}</ul>' if items else ""
 
 
 def _facts(entries: Mapping[str, Any]) -> dict[str, str]:
@@ -288,11 +297,12 @@ def _run_time(seconds: Any) -> str:
 
 def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_plain(entry)}" for key, entry in value.items())
+        return ", ".join(f"{key} {_plain(entry)}" for key, entry in value.items() if _plain(entry))
     if isinstance(value, (list, tuple)):
         return ", ".join(_plain(entry) for entry in value)
     return "" if value is None else str(value)
 
 
-def _notes(notes: Any) -> list[str]:
+def _notes(entries: Mapping[str, Any]) -> list[str]:
+    notes = entries.get("notes", [])
     return [str(note) for note in ([notes] if isinstance(notes, str) else notes)]

@@ -4,7 +4,6 @@ import dataclasses
 import time
 from pathlib import Path
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,11 +86,11 @@ COMMON_NOTES = (
     "the predictors for more, and the prior in closed form; PPCA draws z. Draws are common to all runs",
     "runs of one seed share minibatches and noise across step sizes",
     "an epoch of a full-batch estimator is one step; the natural gradient's step size stands as 0",
-    "milliseconds are processor time of a run alone, not vmapped, on one core: the median of three repetitions "
-    "and their range. Processor time, because the machine is shared",
-    "variance rows: trace_location and trace_scale are the estimator's at its own place after so many steps, at "
-    "its best step size; v_total, v_data and v_noise are V_{n,eps}, V_n and V_eps of the naive gradient of the "
-    "location there; small differences of V_n between rows are sampling noise",
+    "milliseconds are processor time of a run alone, not vmapped, on one core: the median of three "
+    "repetitions and their range. Processor time, because the machine is shared",
+    "variance rows: trace_location and trace_scale are the estimator's at its own place after so many steps, "
+    "at its best step size; v_total, v_data and v_noise are V_{n,eps}, V_n and V_eps of the naive gradient "
+    "of the location there; small differences of V_n between rows are sampling noise",
     "inc and ens run on small tasks only: each step is a pass over all data",
     "oracle calls: gradients and Hessian products a step over data; f~ counts once",
 )

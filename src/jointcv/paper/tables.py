@@ -2,18 +2,16 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
-from jointcv.paper.cells import NOTHING, Cell, Table, duration, fixed, ratio, scientific, storage
+from jointcv.paper.arrivals import arrival_table, mnist_table
+from jointcv.paper.cells import NOTHING, Cell, Table, elbo, fixed, ratio, scientific, storage
 from jointcv.paper.outcomes import (
-    Curve,
     MissingResults,
     available,
-    curves,
     estimators,
     read,
     record,
@@ -22,8 +20,6 @@ from jointcv.paper.outcomes import (
     sweeps,
 )
 from jointcv.paper.reference import (
-    MNIST_TARGET,
-    MNIST_TARGET_SECONDS,
     TASKS,
     VARIANCE_BOUNDS,
     PaperTask,
@@ -239,104 +235,6 @@ def _milliseconds(value: float) -> str:
 # Derived tables
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """When an estimator's curve first is at a target.
-
-    Attributes:
-        steps: infinite if it never is.
-        epochs: infinite if it never is.
-        seconds: NaN if a step was not timed.
-    """
-
-    steps: float
-    epochs: float
-    seconds: float
-
-
-def arrival(curve: Curve, target: float, seconds: Mapping[str, float]) -> Arrival:
-    """When a curve first is at a target, to the nearest evaluation."""
-    steps, epochs = curve.time_to(target)
-    return Arrival(steps, epochs, steps * seconds.get(curve.estimator, math.nan))
-
-
-def _arrival_cells(found: Arrival, base: Arrival) -> list[Cell]:
-    if not math.isfinite(found.steps):
-        return [Cell("not reached"), *[Cell(NOTHING)] * 4]
-    fewer, faster = _quotient(base.steps, found.steps), _quotient(base.seconds, found.seconds)
-    return [
-        Cell(f"{found.steps:,.0f}", found.steps),
-        Cell(f"{ratio(fewer)}×" if math.isfinite(fewer) else NOTHING, fewer),
-        Cell(ratio(found.epochs), found.epochs),
-        Cell(duration(found.seconds), found.seconds),
-        Cell(f"{ratio(faster)}×" if math.isfinite(faster) else NOTHING, faster),
-    ]
-
-
-def _quotient(above: float, below: float) -> float:
-    return above / below if below > 0 and math.isfinite(above) else math.nan
-
-
-def _arrival_table(results: Path) -> Table:
-    lines = []
-    for task in available(results):
-        lines += _arrival_rows(results, task)
-    if not lines:
-        raise MissingResults(f"no task in {results} has runs of naive or cv to compare with")
-    return Table(
-        "Table 4. Steps and seconds to the best ELBO of naive and of cv",
-        ("task", "target", "ELBO", "estimator", "steps", "fewer by", "epochs", "seconds", "faster by"),
-        tuple(lines),
-        (
-            "The target is the highest mean over seeds that naive (cv) has at any evaluation with any step "
-            "size. An estimator is there at the first evaluation at which its mean with its best step size "
-            "is at the target or above. Seconds are steps times the time of a compiled step.",
-        ),
-    )
-
-
-def _arrival_rows(results: Path, task: str) -> list[tuple[Cell, ...]]:
-    try:
-        found = curves(results, task)
-    except MissingResults:
-        return []
-    seconds, lines, label = seconds_per_step(results, task), [], TASKS[task].title
-    for base in ("naive", "cv"):
-        if base not in found:
-            continue
-        target = found[base].best
-        reference = arrival(found[base], target, seconds)
-        mark = f"{base}'s best"
-        for estimator, curve in found.items():
-            cells = _arrival_cells(arrival(curve, target, seconds), reference)
-            lines.append(
-                (Cell(label), Cell(mark), Cell(fixed(target) if mark else ""), Cell(estimator), *cells)
-            )
-            label = mark = ""
-    return lines
-
-
-def _mnist_table(results: Path) -> Table:
-    found, seconds = curves(results, "mnist"), seconds_per_step(results, "mnist")
-    base = arrival(found["naive"], MNIST_TARGET, seconds) if "naive" in found else Arrival(*[math.nan] * 3)
-    lines = []
-    for estimator, curve in found.items():
-        paper = MNIST_TARGET_SECONDS.get(estimator, math.nan)
-        cells = _arrival_cells(arrival(curve, MNIST_TARGET, seconds), base)
-        best = Cell(fixed(curve.best), curve.best)
-        lines.append((Cell(estimator), *cells, best, Cell(duration(paper), paper)))
-    return Table(
-        f"Table 5. MNIST: steps and seconds to an ELBO of {fixed(MNIST_TARGET)}",
-        (
-            "estimator",
-            *("steps", "fewer than naive by", "epochs", "seconds", "faster by"),
-            *("best ELBO", "paper's seconds (GPU)"),
-        ),
-        tuple(lines),
-        ("The paper's seconds are read off its figure.",),
-    )
-
-
 def _final_table(results: Path) -> Table:
     lines = []
     for task in available(results):
@@ -351,7 +249,9 @@ def _final_table(results: Path) -> Table:
                         Cell(label),
                         Cell(estimator if index == 0 else ""),
                         Cell(f"{size:g}" if size > 0 else "its own", size),
-                        Cell(fixed(mean) if math.isfinite(mean) else "diverged", mean, bool(index == best)),
+                        Cell(
+                            elbo(task, mean) if math.isfinite(mean) else "diverged", mean, bool(index == best)
+                        ),
                         Cell(fixed(deviations[index]), deviations[index]),
                         Cell(f"{sweep.seeds}", sweep.seeds),
                         Cell(f"{sweep.steps[-1]:,.0f}", sweep.steps[-1]),
@@ -364,7 +264,10 @@ def _final_table(results: Path) -> Table:
         "Table 6. Final ELBO by estimator and step size",
         ("task", "estimator", "step size", "final ELBO", "sd over seeds", "seeds", "steps"),
         tuple(lines),
-        ("Marked: the best step size. Diverged: at least one seed was no longer finite at the end.",),
+        (
+            "Marked: the best step size. Diverged: at least one seed was no longer finite at the end. Of "
+            "dropout the training objective, which falls.",
+        ),
     )
 
 
@@ -415,8 +318,8 @@ TABLES: Mapping[int, Callable[[Path], Table]] = MappingProxyType(
         1: _variance_table,
         2: _size_table,
         3: _cost_table,
-        4: _arrival_table,
-        5: _mnist_table,
+        4: arrival_table,
+        5: mnist_table,
         6: _final_table,
         7: _nuts_table,
     }

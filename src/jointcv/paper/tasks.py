@@ -2,9 +2,9 @@
 
 sonar, australian   binary logistic regression, standard normal prior, no intercept
 mnist               softmax regression on pixels / 255, standard normal prior, D = 784 · 10
-ppca                x ~ N(0, W Wᵀ + λ I), λ = 1, W of 784 × 16 with a standard normal prior, standardised MNIST
+ppca                x ~ N(0, W Wᵀ + λ I) on standardised MNIST, λ = 1, W of 784 × 16 standard normal
 tennis              Bradley–Terry, winner beats loser with logit s_winner − s_loser
-movielens           y ~ softmax(x · Z_g) with Z_g ~ N(mean, exp(log scale)) and standard normal mean, log scale
+movielens           y ~ softmax(x · Z_g), Z_g ~ N(mean, exp(log scale)), mean and log scale standard normal
 """
 
 import math

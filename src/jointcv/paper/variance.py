@@ -20,7 +20,7 @@ class Parts:
 
 
 def estimator_variance(fit: jcv.Fit, key, count: int) -> tuple[float, float]:
-    """The traces of an estimator's variance for μ and for log σ, its memory as it stands at the end of the run."""
+    """The traces of an estimator's variance for μ and for log σ, its memory as it stands in the run."""
     return jcv.variance_report(fit, key, num_draws=count, full_draws=2).own
 
 

@@ -1,0 +1,156 @@
+"""The paper's tasks in small: models against NumPy, sweeps against single runs, and the command line end to end."""
+
+import csv
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+
+import jointcv as jcv
+from jointcv.cli import main
+from jointcv.paper import data, estimators, tasks
+from jointcv.paper.parse import Binary, Mnist, MovieLens, Tennis
+from jointcv.paper.sweep import ESTIMATORS, prepare
+
+RNG = np.random.default_rng(3)
+ROWS, PLAYERS, GROUPS = 60, 7, 4
+X = RNG.normal(size=(ROWS, 5)).astype(np.float32)
+RECORDS = {
+    "load_australian": Binary(X, RNG.integers(0, 2, ROWS).astype(np.int32), X.astype(np.float64)),
+    "load_mnist": Mnist(
+        RNG.integers(0, 256, (ROWS, 28, 28)).astype(np.uint8),
+        RNG.integers(0, 10, ROWS).astype(np.uint8),
+        np.zeros((1, 28, 28), np.uint8),
+        np.zeros(1, np.uint8),
+    ),
+    "load_tennis": Tennis(
+        RNG.integers(0, 4, ROWS).astype(np.int32),
+        RNG.integers(4, PLAYERS, ROWS).astype(np.int32),
+        PLAYERS,
+        np.full(ROWS, 20200101, np.int32),
+        np.array([f"player {i}" for i in range(PLAYERS)]),
+    ),
+    "load_movielens": MovieLens(
+        RNG.integers(0, 2, (ROWS, 18)).astype(np.uint8),
+        RNG.integers(0, 5, ROWS).astype(np.int32),
+        RNG.integers(0, GROUPS, ROWS).astype(np.int32),
+        GROUPS,
+        np.zeros(ROWS, np.int32),
+        np.zeros(ROWS, np.int32),
+        np.array([f"genre {i}" for i in range(18)]),
+    ),
+}
+RECORDS["load_sonar"] = RECORDS["load_australian"]
+
+
+@pytest.fixture
+def small_data(monkeypatch):
+    """Made-up records in the place of the data sets."""
+    for name, record in RECORDS.items():
+        monkeypatch.setattr(data, name, lambda record=record, **_: record)
+
+
+# ---------------------------------------------------------------- models
+
+
+def test_the_factor_model_is_a_normal_density():
+    """Woodbury's form against the 784 × 784 covariance."""
+    problem = tasks.factor_analysis(RECORDS["load_mnist"])
+    factors = RNG.normal(0, 0.3, (784, tasks.NUM_FACTORS)).astype(np.float32)
+    x = np.asarray(problem.data["x"][0], np.float64)
+    covariance = factors.astype(np.float64) @ factors.T + np.eye(784)
+    expected = stats.multivariate_normal(np.zeros(784), covariance).logpdf(x)
+    datum = jax.tree.map(lambda leaf: leaf[0], problem.data)
+    np.testing.assert_allclose(problem.log_likelihood(jnp.asarray(factors), datum), expected, rtol=1e-5)
+    assert problem.dim == 12_544
+
+
+def test_constant_pixels_are_zero():
+    pixels = np.column_stack([np.full(4, 7.0), [0.0, 1.0, 2.0, 3.0]])
+    np.testing.assert_allclose(tasks.standardise(pixels).std(0), [0, 1])
+    assert not tasks.standardise(pixels)[:, 0].any()
+
+
+def test_the_hierarchical_model():
+    problem = tasks.hierarchical_regression(RECORDS["load_movielens"])
+    z = jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(0, 0.4, leaf.shape), leaf.dtype), problem.example)
+    normal = stats.norm
+    expected = normal.logpdf(z["mean"]).sum() + normal.logpdf(z["log_scale"]).sum()
+    expected += normal.logpdf(z["weights"], z["mean"], np.exp(z["log_scale"])).sum()
+    np.testing.assert_allclose(problem.log_prior(z), expected, rtol=1e-5)
+    datum = jax.tree.map(lambda leaf: leaf[3], problem.data)
+    logits = np.asarray(datum["x"]) @ np.asarray(z["weights"])[int(datum["group"])]
+    expected = logits[int(datum["y"])] - np.log(np.exp(logits).sum())
+    np.testing.assert_allclose(problem.log_likelihood(z, datum), expected, rtol=1e-4)
+
+
+def test_the_players_skills():
+    problem = tasks.bradley_terry(RECORDS["load_tennis"])
+    z = jnp.asarray(RNG.normal(size=PLAYERS), np.float32)
+    datum = jax.tree.map(lambda leaf: leaf[0], problem.data)
+    gap = float(z[datum["winner"]] - z[datum["loser"]])
+    np.testing.assert_allclose(problem.log_likelihood(z, datum), -np.log1p(np.exp(-gap)), rtol=1e-5)
+
+
+# ---------------------------------------------------------------- sweeps
+
+
+def test_a_sweep_is_many_runs(small_data, tmp_path):
+    """Every cell of the vmapped program against a run alone with that rate, that key and an optimiser of its own."""
+    setting = prepare(tasks.TASKS["australian"], "smoke", tmp_path).setting
+    algorithm = ESTIMATORS["joint"].build(setting)
+    rates, keys = [1e-3, 1e-4], jax.random.split(jax.random.key(5), 2)
+    checkpoints = jcv.sweep(
+        algorithm, jcv.LearningRate(), rates, keys, num_epochs=2, record=lambda params: params.location
+    )
+    for v, rate in enumerate(rates):
+        alone = jcv.GradientDescent(
+            algorithm.objective, algorithm.control, algorithm.sampler, optax.sgd(rate), algorithm.naive_steps
+        )
+        for s in range(2):
+            expected = jcv.fit(alone, key=keys[s], num_epochs=2).params.location
+            np.testing.assert_allclose(checkpoints[-1].record[s, v], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_only_the_location_is_corrected(small_data, tmp_path):
+    setting = prepare(tasks.TASKS["tennis"], "smoke", tmp_path).setting
+    control = ESTIMATORS["joint"].build(setting).control
+    assert isinstance(control, estimators.LocationOnly)
+    assert isinstance(control.memory, jcv.PerDatum)
+
+
+# ---------------------------------------------------------------- the command line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["australian", "tennis", "mnist", "movielens", "ppca"])
+def test_smoke(task, small_data, tmp_path, monkeypatch):
+    """Every file of the seam, and nothing runs twice."""
+    monkeypatch.setenv("JOINTCV_CACHE", str(tmp_path / "cache"))
+    arguments = ["paper", "run", task, "--budget", "smoke", "--results", str(tmp_path)]
+    arguments += ["--estimators", "joint,naive", "--stages", "sweep,timing,table1,variance"]
+    with jax.numpy_dtype_promotion("standard"):
+        main(arguments)
+    rows = _rows(tmp_path / f"{task}.csv")
+    assert {row["estimator"] for row in rows} == {"joint", "naive"}
+    assert all(np.isfinite(float(row["elbo"])) for row in rows)
+    for kind in ("timing", "variance", "table1"):
+        assert _rows(tmp_path / f"{task}.{kind}.csv")
+    assert json.loads((tmp_path / f"{task}.json").read_text())["budget"] == "smoke"
+    before = (tmp_path / f"{task}.csv").read_text()
+    main([*arguments[:-1], "sweep"])
+    assert (tmp_path / f"{task}.csv").read_text() == before
+
+
+def test_unknown_names_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="snoar.*is not one of"):
+        main(["paper", "run", "snoar", "--results", str(tmp_path)])
+
+
+def _rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
