@@ -43,7 +43,9 @@ def step_timer(algorithm, num_steps: int) -> Callable[[], tuple[float, float]]:
     return measure
 
 
-def take_turns(timers: Mapping[str, Callable[[], tuple[float, float]]], rounds: int) -> dict[str, dict[str, float]]:
+def take_turns(
+    timers: Mapping[str, Callable[[], tuple[float, float]]], rounds: int
+) -> dict[str, dict[str, float]]:
     """Medians and quartile spreads over rounds in which the timers take turns."""
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in timers}
     for _ in range(rounds):
@@ -59,7 +61,9 @@ def _summary(times: np.ndarray) -> dict[str, float]:
 
 def machine() -> dict[str, object]:
     """What a number was measured on."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
     return {
         "commit": commit,
         "jax": jax.__version__,
@@ -90,7 +94,9 @@ def in_child(script: str, arguments: list[str], cores: set[int]) -> object:
     """The JSON that a script prints last, run by itself on these cores."""
     command = [sys.executable, script, *arguments]
     if hasattr(os, "sched_setaffinity"):
-        code = "import os, sys; os.sched_setaffinity(0, eval(sys.argv[1])); os.execv(sys.argv[2], sys.argv[2:])"
+        code = (
+            "import os, sys; os.sched_setaffinity(0, eval(sys.argv[1])); os.execv(sys.argv[2], sys.argv[2:])"
+        )
         command = [sys.executable, "-c", code, repr(cores), *command]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -1,6 +1,6 @@
 """Memory of the joint control: bytes of its table and mean, and the peak of the process beside the naive gradient's.
 
-    JOINTCV_DATA=... python benchmarks/memory.py [--json PATH]
+JOINTCV_DATA=... python benchmarks/memory.py [--json PATH]
 """
 
 import json
@@ -10,9 +10,9 @@ import sys
 
 import jax
 import optax
-from common import in_child, load, machine, options, write
 
 import jointcv as jcv
+from common import in_child, load, machine, options, write
 
 TASKS = ("tennis", "mnist", "movielens", "ppca")
 
@@ -44,14 +44,18 @@ def main() -> None:
         return
     chosen = options(__doc__)
     results: dict = {"machine": machine(), "memory": {}}
-    print(f"{'task':<12}{'table + mean':>14}{'paper, N x 2D':>16}{'peak naive':>13}{'peak joint':>13}{'ratio':>8}")
+    print(
+        f"{'task':<12}{'table + mean':>14}{'paper, N x 2D':>16}{'peak naive':>13}{'peak joint':>13}{'ratio':>8}"
+    )
     for task in TASKS:
-        naive, joint = (in_child(__file__, ["child", task, which], os.sched_getaffinity(0)) for which in ("naive", "joint"))
+        cores = os.sched_getaffinity(0)
+        naive, joint = (in_child(__file__, ["child", task, which], cores) for which in ("naive", "joint"))
         paper = 8 * joint["num_data"] * joint["dim"]
         results["memory"][task] = {"naive": naive, "joint": joint, "paper_bytes": paper}
+        peaks = naive["peak_bytes"], joint["peak_bytes"]
         print(
-            f"{task:<12}{joint['extra_bytes'] / 1e6:>11.2f} MB{paper / 1e9:>13.1f} GB{naive['peak_bytes'] / 1e6:>10.0f} MB"
-            f"{joint['peak_bytes'] / 1e6:>10.0f} MB{joint['peak_bytes'] / naive['peak_bytes']:>8.2f}",
+            f"{task:<12}{joint['extra_bytes'] / 1e6:>11.2f} MB{paper / 1e9:>13.1f} GB"
+            f"{peaks[0] / 1e6:>10.0f} MB{peaks[1] / 1e6:>10.0f} MB{peaks[1] / peaks[0]:>8.2f}",
             flush=True,
         )
     write(chosen.json, results)

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 import optax
-from common import in_child, load, machine, options, step_timer, take_turns, write
 
 import jointcv as jcv
+from common import in_child, load, machine, options, step_timer, take_turns, write
 
 TASKS = ("tennis", "mnist", "movielens", "ppca")
 STEPS = {"tennis": 1500, "mnist": 400, "movielens": 150, "ppca": 60}
@@ -28,7 +28,9 @@ def variants(task: str, problem: jcv.Problem) -> dict[str, object]:
     view = jcv.find_view(problem).view
 
     def descent(control, noise=None):
-        objective, chosen, sampler = jcv.assemble(problem, control=control, view=view, noise=noise, batch_size=100)
+        objective, chosen, sampler = jcv.assemble(
+            problem, control=control, view=view, noise=noise, batch_size=100
+        )
         return jcv.GradientDescent(objective, chosen, sampler, optax.adam(1e-3))
 
     paper = jcv.ParameterNoise()
@@ -71,7 +73,9 @@ def numpyro_timer(num_steps: int):
         nonlocal state
         wall, processor = time.perf_counter(), time.process_time()
         state = jax.block_until_ready(loop(state))
-        return (time.perf_counter() - wall) / num_steps * 1e3, (time.process_time() - processor) / num_steps * 1e3
+        return (time.perf_counter() - wall) / num_steps * 1e3, (
+            time.process_time() - processor
+        ) / num_steps * 1e3
 
     measure()
     return measure
@@ -96,7 +100,9 @@ def main() -> None:
         for cores in ({every[0]}, set(every[:2])):
             times = in_child(__file__, ["child", task, str(chosen.rounds)], cores)
             results["steps"].setdefault(task, {})[str(len(cores))] = times
-            print(f"\n{task} on {len(cores)} core{'s' * (len(cores) > 1)}{'ms a step':>26}{'± ':>10}{'/ naive':>10}")
+            print(
+                f"\n{task} on {len(cores)} core{'s' * (len(cores) > 1)}{'ms a step':>26}{'± ':>10}{'/ naive':>10}"
+            )
             for name, time_ in times.items():
                 ratio = time_["ms"] / times["naive"]["ms"]
                 print(f"  {name:<24}{time_['ms']:>16.4f}{time_['spread']:>12.4f}{ratio:>10.2f}", flush=True)

@@ -90,14 +90,20 @@ def main() -> None:
             cpu[name].append(time.process_time() - cpu_began)
     report = {"cores": len(os.sched_getaffinity(0))}
     for clock, times in (("wall", seconds), ("cpu", cpu)):
-        report[clock] = {name: 1e3 * float(np.median(values)) / options.steps for name, values in times.items()}
-        report[f"{clock}, joint over numpyro"] = report[clock]["jointcv joint, run"] / report[clock]["numpyro"]
+        report[clock] = {
+            name: 1e3 * float(np.median(values)) / options.steps for name, values in times.items()
+        }
+        report[f"{clock}, joint over numpyro"] = (
+            report[clock]["jointcv joint, run"] / report[clock]["numpyro"]
+        )
     if options.json:
         print(json.dumps(report))
         return
     for name in loops:
         print(f"{name:24s}{report['wall'][name]:8.4f} ms{report['cpu'][name]:8.4f} ms cpu")
-    print(f"joint over numpyro      {report['wall, joint over numpyro']:8.2f}   {report['cpu, joint over numpyro']:8.2f} cpu")
+    print(
+        f"joint over numpyro      {report['wall, joint over numpyro']:8.2f}   {report['cpu, joint over numpyro']:8.2f} cpu"
+    )
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import jointcv as jcv
 from helpers import (
     BINARY,
     KEY,
@@ -25,9 +28,6 @@ from helpers import (
     params_at,
     wide_prior,
 )
-from numpy.testing import assert_allclose, assert_array_equal
-
-import jointcv as jcv
 from jointcv.evaluate import full_value
 from jointcv.loop import epoch_schedule, start
 

@@ -1,4 +1,4 @@
-"""The paper's tasks in small: models against NumPy, sweeps against single runs, and the command line end to end."""
+"""The paper's tasks in small: models against NumPy, sweeps against single runs, the command line."""
 
 import csv
 import json
@@ -100,7 +100,7 @@ def test_the_players_skills():
 
 
 def test_a_sweep_is_many_runs(small_data, tmp_path):
-    """Every cell of the vmapped program against a run alone with that rate, that key and an optimiser of its own."""
+    """Every cell of the vmapped program against a run alone with that rate and key."""
     setting = prepare(tasks.TASKS["australian"], "smoke", tmp_path).setting
     algorithm = ESTIMATORS["joint"].build(setting)
     rates, keys = [1e-3, 1e-4], jax.random.split(jax.random.key(5), 2)

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import BINARY, KEY, PROBLEMS, X3, B, N, bernoulli, compose, joint_setup, wide_prior
 from numpy.testing import assert_array_equal
 
 import jointcv as jcv
+from helpers import BINARY, KEY, PROBLEMS, X3, B, N, bernoulli, compose, joint_setup, wide_prior
 from jointcv import checkpoint
 from jointcv.loop import advance, advance_epochs, epoch_schedule, plan_chunks, run_chunk, start
 

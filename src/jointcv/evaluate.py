@@ -13,7 +13,6 @@ from jointcv.checks import check_count, check_key
 from jointcv.objective import AbstractObjective, Params
 from jointcv.sampler import Batch, Reshuffle, Schedule
 
-
 DRAWS_AT_ONCE = 16
 
 
@@ -91,7 +90,9 @@ def full_value(
     return Estimate(float(values.mean()), float(error))
 
 
-def full_gradient(objective: AbstractObjective, params: Params, key: Key[Array, ""], chunk_size: int = 10_000):
+def full_gradient(
+    objective: AbstractObjective, params: Params, key: Key[Array, ""], chunk_size: int = 10_000
+):
     """∇f(w; ε) on all data, for one draw of ε."""
     dtype = float_type(params)
     schedule = Reshuffle(min(chunk_size, objective.num_data)).sweep(objective.num_data)

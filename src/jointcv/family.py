@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree, Scalar
 
 from jointcv.problem import Problem
@@ -72,7 +73,7 @@ class GivenStart(AbstractStart):
                 f"GivenStart(position=...) has structure {jax.tree.structure(self.position)}, the problem's example "
                 f"{jax.tree.structure(problem.example)}. Pass a z of the example's structure."
             )
-        location, _ = jax.flatten_util.ravel_pytree(self.position)
+        location, _ = ravel_pytree(self.position)
         if location.shape != (problem.dim,):
             raise ValueError(
                 f"GivenStart(position=...) has {location.size} entries, the problem {problem.dim}. "

@@ -214,7 +214,7 @@ def fit(
             control=control,
             family=family,
             sampler=sampler,
-            batch_size=None if automatic else batch_size,
+            batch_size=None if automatic else batch_size,  # pyright: ignore
             view=view,
             noise=noise,
             memory_budget=memory_budget,
@@ -234,7 +234,13 @@ def fit(
             if optimizer is None:
                 optimizer = optax.adam(optax.cosine_decay_schedule(0.05, steps))
             naive_steps = _naive_epochs(naive_epochs, control) * steps_per_epoch
-            algorithm = GradientDescent(objective, control, sampler, optimizer, naive_steps)
+            algorithm = GradientDescent(
+                objective=objective,
+                control=control,
+                sampler=sampler,
+                optimizer=optimizer,
+                naive_steps=naive_steps,
+            )
     run = start(algorithm, key)
     finished = _continue(
         algorithm,

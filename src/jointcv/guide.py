@@ -1,9 +1,9 @@
 """NumPyro's mean-field guides: their parameters as w = (μ, ρ) and back, and their optimiser's steps.
 
-    the guide's parameters    AutoNormal           {site}_{prefix}_loc, {site}_{prefix}_scale
-                              AutoDiagonalNormal   {prefix}_loc, {prefix}_scale
-    what its optimiser moves  the same, with u = constraint⁻¹(scale), softplus⁻¹ by default, for a scale
-    what the objective has    ρ = log scale
+the guide's parameters    AutoNormal           {site}_{prefix}_loc, {site}_{prefix}_scale
+                          AutoDiagonalNormal   {prefix}_loc, {prefix}_scale
+what its optimiser moves  the same, with u = constraint⁻¹(scale), softplus⁻¹ by default, for a scale
+what the objective has    ρ = log scale
 """
 
 from abc import abstractmethod

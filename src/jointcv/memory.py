@@ -81,7 +81,9 @@ class AbstractMemory(eqx.Module):
         """The steps' rows back in the table."""
 
     @abstractmethod
-    def recount(self, state: State, table: Table, objective: AbstractObjective, sampler: AbstractSampler) -> State:
+    def recount(
+        self, state: State, table: Table, objective: AbstractObjective, sampler: AbstractSampler
+    ) -> State:
         """The running mean summed anew from the table, if that is as cheap as an epoch: in float32 it drifts."""
 
     @abstractmethod
@@ -203,7 +205,9 @@ class Snapshots(AbstractMemory):
         steps = sampler.steps_per_epoch(objective.num_data)
         iterates = jax.tree.map(lambda leaf: jnp.tile(leaf, (steps, *[1] * leaf.ndim)), params)
         slot = jnp.zeros(objective.num_data, jnp.int32)
-        return full_summary(objective, params, sampler.sweep(objective.num_data)), Slots(iterates, slot, iterates, slot)
+        return full_summary(objective, params, sampler.sweep(objective.num_data)), Slots(
+            iterates, slot, iterates, slot
+        )
 
     def open(self, table, schedule):
         table = self._turn(table, schedule)

@@ -148,7 +148,7 @@ class PaperNoise(AbstractNoise):
 class PredictorNoise(AbstractNoise):
     """Noise where it acts: ξ_n of K numbers for every datum, independent (local reparameterisation)."""
 
-    def draw(self, key, view, data, part):
+    def draw(self, key, view: LinearView, data, part):  # pyright: ignore
         rows = jax.tree.leaves(data)[0].shape[0]
         shape = (rows, view.num_predictors)
         return jax.random.normal(jax.random.fold_in(key, part), shape, view.problem.dtype)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.infer
-from jaxtyping import Array, Bool, PyTree, Scalar
+from jaxtyping import Array, Bool, Scalar
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro.optim import Minimize
@@ -31,7 +31,7 @@ from jointcv.memory import NoMemory
 from jointcv.numpyro_model import trace_model
 from jointcv.plan import assemble
 from jointcv.sampler import AbstractSampler
-from jointcv.stepwise import begin, run_chunks, run_steps, stable_step, step
+from jointcv.stepwise import begin, run_chunks, run_steps, step
 
 LOSSES = (Trace_ELBO, TraceMeanField_ELBO)  # the same expectation under a mean field
 PROBES = 16  # entries of an array that are compared where it is traced
@@ -90,7 +90,9 @@ class SVI:
         self.control, self.sampler, self.data_plate = control, sampler, data_plate
         # NumPyro's own: it accepts the same optimisers, sets up the guide and evaluates the loss.
         natural = hasattr(optim, "build")
-        self._numpyro = numpyro.infer.SVI(model, guide, numpyro.optim.SGD(1.0) if natural else optim, loss, **static_kwargs)
+        self._numpyro = numpyro.infer.SVI(
+            model, guide, numpyro.optim.SGD(1.0) if natural else optim, loss, **static_kwargs
+        )
         self.optim = optim if natural else self._numpyro.optim
         if isinstance(self.optim, Minimize):
             raise ValueError(

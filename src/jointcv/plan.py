@@ -120,7 +120,13 @@ def assemble(
     _check_noise(noise, view)
     _check_control(control, noise)
     read_prior = sampled_prior if isinstance(noise, ParameterNoise | PaperNoise) else closed_prior
-    objective = Elbo(view.problem, family or MeanField(), view, noise, read_prior(view.problem))
+    objective = Elbo(
+        problem=view.problem,
+        family=family or MeanField(),
+        view=view,
+        noise=noise,
+        prior=read_prior(view.problem),
+    )
     return objective, control, sampler
 
 

@@ -120,9 +120,11 @@ def _check_numbers(leaf) -> None:
         numbers = jax.eval_shape(lambda: jnp.asarray(leaf)).dtype
     except (TypeError, ValueError):
         numbers = None
-    if numbers is None or not (jnp.issubdtype(numbers, jnp.number) or numbers == bool):
+    if numbers is None or not (jnp.issubdtype(numbers, jnp.number) or numbers == jnp.bool_):
         described = f"{leaf!r}"[:80]
-        raise ValueError(f"data holds {described}, which is not numbers. Pass arrays; encode categories first.")
+        raise ValueError(
+            f"data holds {described}, which is not numbers. Pass arrays; encode categories first."
+        )
 
 
 def as_example(example, name: str = "example") -> PyTree[Array]:
@@ -135,9 +137,7 @@ def as_example(example, name: str = "example") -> PyTree[Array]:
     for leaf in leaves:
         kind = np.asarray(leaf).dtype if isinstance(leaf, str) else jnp.result_type(leaf)
         if not jnp.issubdtype(kind, jnp.floating):
-            raise ValueError(
-                f"{name} holds {kind} values. Parameters are real: pass floating-point arrays."
-            )
+            raise ValueError(f"{name} holds {kind} values. Parameters are real: pass floating-point arrays.")
     dtype = jnp.result_type(*leaves)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), example)
 
@@ -145,14 +145,20 @@ def as_example(example, name: str = "example") -> PyTree[Array]:
 def check_scalar(name: str, function, *args) -> None:
     """`function(*args)` is one real number."""
     if not callable(function):
-        raise ValueError(f"{name}={function!r} is not a function. Pass a function that returns a log density.")
+        raise ValueError(
+            f"{name}={function!r} is not a function. Pass a function that returns a log density."
+        )
     result = jax.eval_shape(function, *args)
     shape = getattr(result, "shape", None)
     if shape != ():
         described = f"shape {shape}" if shape is not None else f"{result!r}"
         raise ValueError(
             f"{name} returned {described}; it must return a scalar"
-            + (" for one datum. Sum over the datum's own axes." if name in ("log_likelihood", "loss") else ".")
+            + (
+                " for one datum. Sum over the datum's own axes."
+                if name in ("log_likelihood", "loss")
+                else "."
+            )
         )
     if not jnp.issubdtype(result.dtype, jnp.floating):
         raise ValueError(f"{name} returned {result.dtype} values; it must return a real number.")

@@ -167,7 +167,7 @@ def _hessian_product(objective: Elbo, params: MeanFieldParams, direction: Float[
 
 
 def _largest_datum(objective: Elbo, sampler: AbstractSampler, params: MeanFieldParams) -> Float[Scalar, ""]:
-    view = objective.view
+    view: LinearView = objective.view  # pyright: ignore
     dtype = params.location.dtype
     schedule = Reshuffle(min(PASS_SIZE, objective.num_data)).sweep(objective.num_data)
 

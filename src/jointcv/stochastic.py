@@ -61,7 +61,9 @@ class DoublyStochastic(AbstractObjective):
         self.noise = noise
         self.penalty = _no_penalty if penalty is None else penalty
         self.per_datum = per_datum
-        check_type("noise", noise, GaussianNoise, "Use GaussianNoise(shape) with the shape of a datum's noise.")
+        check_type(
+            "noise", noise, GaussianNoise, "Use GaussianNoise(shape) with the shape of a datum's noise."
+        )
         datum = jax.tree.map(lambda leaf: leaf[0], self.data)
         check_scalar("loss", loss, self.start, datum, self._centre(self.start))
         check_scalar("penalty", self.penalty, self.start)

@@ -40,9 +40,13 @@ class GradientDescent(AbstractAlgorithm):
     naive_steps: int = 0
 
     def __check_init__(self):
-        check_type("control", self.control, AbstractControl, "Use JointCV(), MonteCarloCV(), NaiveGradient() …")
+        check_type(
+            "control", self.control, AbstractControl, "Use JointCV(), MonteCarloCV(), NaiveGradient() …"
+        )
         check_type("sampler", self.sampler, AbstractSampler, "Use Reshuffle(100), FixedBatches(100) …")
-        check_type("optimizer", self.optimizer, optax.GradientTransformation, "Use optax.sgd(1e-3) or another.")
+        check_type(
+            "optimizer", self.optimizer, optax.GradientTransformation, "Use optax.sgd(1e-3) or another."
+        )
         if self.control.memory is None:
             raise ValueError("control=JointCV() has no memory. Say which, such as JointCV(PerDatum()).")
         self.control.memory.check(self.sampler)

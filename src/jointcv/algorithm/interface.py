@@ -16,7 +16,7 @@ Rows = PyTree[Array]
 
 
 class Info(eqx.Module):
-    """What a step tells: its estimate of the objective, the norm of its gradient, whether both were finite, and notes."""
+    """What a step tells: its estimate of the objective, the norm of its gradient, whether it was finite, and notes."""
 
     loss: Float[Scalar, ""]
     gradient_norm: Float[Scalar, ""]

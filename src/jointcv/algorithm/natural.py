@@ -4,9 +4,10 @@
     μ ← μ − γ ĝ_μ / s    with the new s and the controlled location gradient ĝ_μ
 
 SAGA with minibatches of B converges for γ = 1/(4𝓛), with 𝓛(B) of `jointcv.smoothness` in the metric s, for every
-coordinate its own. That bound is cautious, so the step begins at `slack` times it and grows, behind a guard: once an epoch the objective on the full
-data is looked at, and has it risen beyond its noise (or a step not been finite), the epoch is taken back, the slack
-halved, and from then on it grows more slowly. Also once an epoch the running means are summed anew.
+coordinate its own. That bound is cautious, so the step begins at `slack` times it and grows, behind a guard: once an
+epoch the objective on the full data is looked at, and has it risen beyond its noise (or a step not been finite), the
+epoch is taken back, the slack halved, and from then on it grows more slowly. Also once an epoch the running means are
+summed anew.
 """
 
 import equinox as eqx
@@ -285,7 +286,14 @@ class NaturalGradient(eqx.Module):
 
     def build(self, objective: Elbo, control: AbstractControl, sampler: AbstractSampler) -> NaturalDescent:
         """The algorithm for an objective."""
-        return NaturalDescent(objective, control, sampler, self.slack, self.rate, self.decay)
+        return NaturalDescent(
+            objective=objective,
+            control=control,
+            sampler=sampler,
+            slack=self.slack,
+            rate=self.rate,
+            decay=self.decay,
+        )
 
 
 def move_precision(precision, target, rate):

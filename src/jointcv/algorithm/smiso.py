@@ -5,7 +5,6 @@
 one set of parameters for every datum or, under fixed minibatches, for every minibatch. An SGD step of α|B|γ/N.
 """
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax

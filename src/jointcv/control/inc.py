@@ -19,7 +19,10 @@ class SubsamplingCV(AbstractControl):
 
     def __check_init__(self):
         check_type(
-            "SubsamplingCV(memory=...)", self.memory, WholeTable, "It needs all data at hand: use WholeTable()."
+            "SubsamplingCV(memory=...)",
+            self.memory,
+            WholeTable,
+            "It needs all data at hand: use WholeTable().",
         )
 
     def correct(self, objective, recall, params, batch, draws):

@@ -1,18 +1,20 @@
 """A control is a formula: what to add to ∇f(w; n, ε), with mean zero over n and ε."""
 
 from abc import abstractmethod
+from typing import Any
 
 import equinox as eqx
 
-from jointcv.memory import AbstractMemory, Recall
+from jointcv.memory import Recall
 from jointcv.objective import AbstractObjective, Draws, Params
 from jointcv.sampler import Batch
 
 
 class AbstractControl(eqx.Module):
-    """A zero-mean correction; what it remembers of the data is its memory's business (None: `fit` chooses)."""
+    """A zero-mean correction; what it remembers of the data is the business of its
+    memory, an `AbstractMemory` (None: `fit` chooses)."""
 
-    memory: eqx.AbstractVar[AbstractMemory | None]
+    memory: eqx.AbstractVar[Any]
 
     @abstractmethod
     def correct(

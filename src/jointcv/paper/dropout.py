@@ -149,7 +149,9 @@ def _run(features: Features, budget: DropoutBudget, name: str, folder: Path) -> 
         return
     objective = dropout_objective(features)
     optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=budget.step_sizes[0])
-    algorithm = jcv.GradientDescent(objective, CONTROLS[name], jcv.Reshuffle(BATCH), optimizer)
+    algorithm = jcv.GradientDescent(
+        objective=objective, control=CONTROLS[name], sampler=jcv.Reshuffle(BATCH), optimizer=optimizer
+    )
     seeds = np.arange(budget.num_seeds, dtype=np.uint32)
     checkpoints = jcv.sweep(
         algorithm,

@@ -121,7 +121,9 @@ def _sampler(form: Form, control: jcv.AbstractControl, batch: int, full_batch: b
 def _descent(setting: Setting, objective, control, sampler, naive_epochs: int) -> jcv.GradientDescent:
     optimizer = optax.inject_hyperparams(setting.optimizer)(learning_rate=1e-3)
     naive_steps = naive_epochs * sampler.steps_per_epoch(objective.num_data)
-    return jcv.GradientDescent(objective, control, sampler, optimizer, naive_steps)
+    return jcv.GradientDescent(
+        objective=objective, control=control, sampler=sampler, optimizer=optimizer, naive_steps=naive_steps
+    )
 
 
 def smiso(setting: Setting) -> jcv.Smiso:

@@ -91,7 +91,9 @@ def _reference(prepared: Prepared) -> jcv.Fit:
         noise=jcv.Quadrature(),
     )
     optimizer = optax.adam(optax.cosine_decay_schedule(0.05, REFERENCE_STEPS))
-    algorithm = jcv.GradientDescent(objective, control, sampler, optimizer)
+    algorithm = jcv.GradientDescent(
+        objective=objective, control=control, sampler=sampler, optimizer=optimizer
+    )
     return jcv.fit(algorithm, key=jax.random.key(0), num_steps=REFERENCE_STEPS)
 
 

@@ -279,10 +279,10 @@ SMALL_SHORT = replace(
 LARGE_SHORT = Budget(num_seeds=1, epochs=20, full_steps=100, full_records=10)
 
 
-def _small(name: str, load: Callable[[], data.Binary]) -> Task:
+def _small(name: str, load: Callable[[int | None], jcv.Problem]) -> Task:
     return Task(
         name=name,
-        load=lambda num_rows: binary_regression(load(), num_rows),
+        load=load,
         form=WHOLE,
         batch=5,
         optimizer=optax.sgd,
@@ -300,8 +300,8 @@ PREDICTOR_NOTE = (
 )
 
 TASKS: dict[str, Task] = {
-    "australian": _small("australian", data.load_australian),
-    "sonar": _small("sonar", data.load_sonar),
+    "australian": _small("australian", lambda rows: binary_regression(data.load_australian(), rows)),
+    "sonar": _small("sonar", lambda rows: binary_regression(data.load_sonar(), rows)),
     "tennis": Task(
         name="tennis",
         load=lambda num_rows: bradley_terry(data.load_tennis(), num_rows),
