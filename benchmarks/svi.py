@@ -102,7 +102,8 @@ def main() -> None:
     for name in loops:
         print(f"{name:24s}{report['wall'][name]:8.4f} ms{report['cpu'][name]:8.4f} ms cpu")
     print(
-        f"joint over numpyro      {report['wall, joint over numpyro']:8.2f}   {report['cpu, joint over numpyro']:8.2f} cpu"
+        f"joint over numpyro      {report['wall, joint over numpyro']:8.2f}"
+        f"   {report['cpu, joint over numpyro']:8.2f} cpu"
     )
 
 

@@ -11,7 +11,11 @@ import pytest
 jax.config.update("jax_enable_x64", True)
 jaxtyping.install_import_hook("jointcv", "beartype.beartype")  # before the package is first imported
 
-IMPLICIT_PROMOTION = {"test_numpyro_model", "test_numpyro_svi", "test_arviz"}  # NumPyro's own code mixes types
+IMPLICIT_PROMOTION = {
+    "test_numpyro_model",
+    "test_numpyro_svi",
+    "test_arviz",
+}  # NumPyro's own code mixes types
 
 QUICK = {"test_exact", "test_oracle", "test_statistical", "test_stochastic"}
 

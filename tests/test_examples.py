@@ -18,7 +18,9 @@ SIZES = {
 
 @pytest.mark.parametrize("name", SIZES)
 def test_versions_differ_in_one_line(name):
-    versions = [(EXAMPLES / f"{name}_{library}.py").read_text().splitlines() for library in ("numpyro", "jointcv")]
+    versions = [
+        (EXAMPLES / f"{name}_{library}.py").read_text().splitlines() for library in ("numpyro", "jointcv")
+    ]
     changes = [line for line in difflib.ndiff(*versions) if line[:2] in ("- ", "+ ")]
     assert changes == ["- from numpyro.infer import SVI", "+ from jointcv.numpyro import SVI"]
 

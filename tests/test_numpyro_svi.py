@@ -61,7 +61,9 @@ def two_sites(x, y, batch=20):
 
 
 def make(model=gaussian, guide=AutoNormal, optim=None, **options):
-    return SVI(model, guide(model), numpyro.optim.Adam(0.01) if optim is None else optim, Trace_ELBO(), **options)
+    return SVI(
+        model, guide(model), numpyro.optim.Adam(0.01) if optim is None else optim, Trace_ELBO(), **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +89,7 @@ def elbo(model, guide, params, y, draws=1000):
 
 def end(model, y, kind, **options):
     """The ELBO where runs with four keys end, and its standard error over draws and runs."""
-    steps = 3000
+    steps = 2000
     guide, optim = AutoNormal(model), optax.adam(optax.cosine_decay_schedule(0.01, steps))
     svi = kind(model, guide, optim, Trace_ELBO(), **options)
     svi.init(KEY, X, y)
@@ -103,7 +105,6 @@ def test_ends_where_numpyro_ends_and_joint_no_lower(name):
     theirs, error = end(*MODELS[name], NumPyroSVI)
     naive, naive_error = end(*MODELS[name], SVI, control=jcv.NaiveGradient())
     joint, joint_error = end(*MODELS[name], SVI)
-    print(name, theirs, error, naive, naive_error, joint, joint_error)
     assert abs(naive - theirs) < 3 * np.hypot(error, naive_error)
     assert joint > theirs - 3 * np.hypot(error, joint_error)
 
@@ -180,7 +181,9 @@ def test_guide_predictive_and_loss_take_the_result(fitted):
     predictive = Predictive(gaussian, guide=guide, params=params, num_samples=6)
     assert predictive(KEY, X, batch=None)["y"].shape == (6, 120)
     state = fitted.result.state
-    losses = [fitted.svi.evaluate(state._replace(rng_key=random.key(i)), X, REAL, batch=None) for i in range(20)]
+    losses = [
+        fitted.svi.evaluate(state._replace(rng_key=random.key(i)), X, REAL, batch=None) for i in range(20)
+    ]
     value, _ = elbo(gaussian, guide, params, REAL)
     assert abs(np.mean(losses) + value) < 4 * np.std(losses) / np.sqrt(20)
 
@@ -275,7 +278,7 @@ def test_refused_when_called(fitted):
         svi.update(fitted.state, X[:20], REAL[:20])
     with pytest.raises(ValueError, match="not those that init"):
         svi.update(fitted.state, X, REAL + 1)
-    with pytest.raises(ValueError, match="not those that init"):
+    with pytest.raises(Exception, match="not those that init"):
         jax.jit(svi.update)(fitted.state, X, REAL + 1)
     with pytest.raises(ValueError, match="forward_mode_differentiation"):
         svi.update(fitted.state, X, REAL, forward_mode_differentiation=True)

@@ -54,7 +54,7 @@ def test_a_sweep_is_a_full_pass(name):
 
 @pytest.mark.parametrize("name", ["reshuffle", "fixed"])
 def test_a_minibatch_estimates_the_mean_without_bias(name):
-    """Exactly, for fixed minibatches: their mean over units is 1/N a datum. Reshuffled ones weigh their data equally."""
+    """Exactly, for fixed minibatches: their mean over units is 1/N a datum. Reshuffled ones weigh data equally."""
     schedule = epoch(name)
     real = schedule.indices < N
     if name == "fixed":

@@ -121,7 +121,7 @@ def test_the_approximation_and_its_mean(problem):
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_control_is_unbiased(name):
-    """z-tests after two epochs, 9 cases × 2 coordinates × 2: 4.5 standard errors fail by chance in 1 of 4,000 suites."""
+    """z-tests after two epochs, 9 cases × 2 coordinates × 2: 4.5 standard errors, by chance in 1 of 4,000 suites."""
     algorithm = algorithm_of(name, "logistic")
     run = state_after(algorithm, KEY, 2)
     sample = estimates(algorithm, run, jax.random.fold_in(KEY, 1), 6000)

@@ -1,4 +1,4 @@
-"""One trace per run; chunks, resuming and saving change nothing; tables stay out of the carry; imports point one way."""
+"""One trace a run; chunks, resuming and saving change nothing; no table in the carry; imports point one way."""
 
 import ast
 import warnings

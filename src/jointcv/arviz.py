@@ -99,5 +99,5 @@ def _convert(groups: dict[str, dict[str, np.ndarray]], dims: dict[str, list[str]
     except ImportError as error:
         raise ImportError("to_arviz() needs ArviZ. Install it with `pip install jointcv[arviz]`.") from error
     if int(arviz.__version__.split(".")[0]) == 0:
-        return arviz.from_dict(**groups, dims=dims)
+        return arviz.from_dict(**groups, dims=dims)  # pyright: ignore
     return arviz.from_dict(groups, dims=dims)

@@ -8,6 +8,7 @@ what the objective has    ρ = log scale
 
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -96,7 +97,7 @@ class GuideMap(eqx.Module):
 
     def write_free(self, params: MeanFieldParams) -> dict[str, Array]:
         """What the guide's optimiser moves, for μ and log σ."""
-        free_scale = self.to_scale.inv(params.scale)
+        free_scale = jnp.asarray(self.to_scale.inv(params.scale))
         return self.names.spread(params.location, "loc") | self.names.spread(free_scale, "scale")
 
     def free_gradient(
@@ -135,7 +136,7 @@ def through_guide(optim: _NumPyroOptim, guide: GuideMap) -> optax.GradientTransf
     def init(params):
         return optim.init(guide.write_free(params))
 
-    def update(updates, state, params=None, *, value=None, **extra):
+    def update(updates, state, params: Any = None, *, value=None, **extra):
         gradient = guide.free_gradient(optim.get_params(state), params, updates)
         state = optim.update(gradient, state, value=value)
         moved = guide.read_free(optim.get_params(state))

@@ -16,13 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.infer
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Scalar
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
 from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro.optim import Minimize
 
 from jointcv.algorithm.gradient import GradientDescent
 from jointcv.algorithm.interface import AbstractAlgorithm
+from jointcv.algorithm.natural import NaturalGradient
 from jointcv.control import AbstractControl
 from jointcv.family import MeanField, MeanFieldParams
 from jointcv.guide import GUIDES, GuideMap, GuideStart, map_guide, through_guide
@@ -31,7 +34,7 @@ from jointcv.memory import NoMemory
 from jointcv.numpyro_model import trace_model
 from jointcv.plan import assemble
 from jointcv.sampler import AbstractSampler
-from jointcv.stepwise import begin, run_chunks, run_steps, step
+from jointcv.stepwise import begin, run_chunks, run_steps, stable_step, step
 
 LOSSES = (Trace_ELBO, TraceMeanField_ELBO)  # the same expectation under a mean field
 PROBES = 16  # entries of an array that are compared where it is traced
@@ -74,7 +77,7 @@ class SVI:
     def __init__(
         self,
         model: Callable,
-        guide: Callable,
+        guide: AutoNormal | AutoDiagonalNormal,
         optim: Any,
         loss: Any = None,
         *,
@@ -89,7 +92,7 @@ class SVI:
         self.model, self.guide, self.loss, self.static_kwargs = model, guide, loss, static_kwargs
         self.control, self.sampler, self.data_plate = control, sampler, data_plate
         # NumPyro's own: it accepts the same optimisers, sets up the guide and evaluates the loss.
-        natural = hasattr(optim, "build")
+        natural = isinstance(optim, NaturalGradient)
         self._numpyro = numpyro.infer.SVI(
             model, guide, numpyro.optim.SGD(1.0) if natural else optim, loss, **static_kwargs
         )
@@ -147,7 +150,7 @@ class SVI:
         """As `update`; but a step with a non-finite loss or gradient is skipped, and the run goes on."""
         _check_reverse_mode(forward_mode_differentiation)
         bound, other = self._bound_to(args, kwargs)
-        progress, loss = stablestep(bound.algorithm, svi_state.optim_state)
+        progress, loss = stable_step(bound.algorithm, svi_state.optim_state)
         return svi_state._replace(optim_state=progress), _refuse_others(loss, other)
 
     def run(
@@ -186,7 +189,7 @@ class SVI:
         else:
             state = init_state
         algorithm = self._bound_to(args, kwargs)[0].algorithm
-        if stable_update or isinstance(state.rng_key, jax.core.Tracer):
+        if stable_update or isinstance(state.rng_key, Tracer):
             progress, losses = run_steps(algorithm, state.optim_state, num_steps, stable_update)
         else:
             progress, losses = run_chunks(algorithm, state.optim_state, num_steps, progress_bar)
@@ -224,10 +227,16 @@ class SVI:
             batch_size=self._batch_size(traced.data_plate) if self.sampler is None else None,
         )
         guide = map_guide(self.guide, problem)
-        if self.optim is self._numpyro.optim:
+        if not isinstance(self.optim, NaturalGradient):
             naive = 0 if isinstance(control.memory, NoMemory) else sampler.steps_per_epoch(objective.num_data)
             optimizer = through_guide(self.optim, guide)
-            algorithm = GradientDescent(objective, control, sampler, optimizer, naive)
+            algorithm = GradientDescent(
+                objective=objective,
+                control=control,
+                sampler=sampler,
+                optimizer=optimizer,
+                naive_steps=naive,
+            )
         else:
             algorithm = self.optim.build(objective, control, sampler)
         self._bound = _Bound(args, kwargs, algorithm, guide)
@@ -235,7 +244,7 @@ class SVI:
 
     def _batch_size(self, plate: str | None) -> int | None:
         """The plate's subsample size, where it has one."""
-        size, subsample_size = self.guide.prototype_trace[plate]["args"]
+        size, subsample_size = self.guide.prototype_trace[plate]["args"]  # pyright: ignore
         return None if subsample_size == size else subsample_size
 
 
@@ -278,7 +287,7 @@ def _check_loss(loss) -> None:
 
 def _check_concrete(args, kwargs) -> None:
     leaves = [*jax.tree.leaves((args, kwargs)), jnp.zeros(())]
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
         raise ValueError(
             "The model is read when its arguments are first seen, which cannot happen inside jax.jit. Call init() "
             "outside; update() may be compiled."
@@ -317,10 +326,10 @@ def _differ(before, now) -> Bool[Scalar, ""] | None:
     for leaf, other in zip(leaves, others, strict=True):
         if leaf is other:
             continue
-        if isinstance(other, jax.core.Tracer) and jnp.shape(leaf) == jnp.shape(other):
+        if isinstance(other, Tracer) and jnp.shape(leaf) == jnp.shape(other):
             probes = np.linspace(0, np.size(leaf) - 1, min(PROBES, np.size(leaf))).astype(int)
             traced.append(jnp.any(jnp.ravel(other)[probes] != np.ravel(leaf)[probes]))
-        elif isinstance(other, jax.core.Tracer) or not np.array_equal(leaf, other):
+        elif isinstance(other, Tracer) or not np.array_equal(leaf, other):
             raise ValueError(OTHER_ARGUMENTS)
     return jnp.any(jnp.stack(traced)) if traced else None
 

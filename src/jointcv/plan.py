@@ -120,7 +120,7 @@ def assemble(
     _check_noise(noise, view)
     _check_control(control, noise)
     read_prior = sampled_prior if isinstance(noise, ParameterNoise | PaperNoise) else closed_prior
-    objective = Elbo(
+    objective = Elbo(  # pyright: ignore
         problem=view.problem,
         family=family or MeanField(),
         view=view,

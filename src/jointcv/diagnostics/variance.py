@@ -62,7 +62,9 @@ class VarianceReport:
         return "\n".join(lines)
 
 
-def variance_report(fit: Fit, key: Key[Array, ""], *, num_draws: int = 500, full_draws: int = 50) -> VarianceReport:
+def variance_report(
+    fit: Fit, key: Key[Array, ""], *, num_draws: int = 500, full_draws: int = 50
+) -> VarianceReport:
     """Decompose the variance of the gradient at the end of a run.
 
     Args:
@@ -113,7 +115,9 @@ def _batch_gradients(algorithm, run, key, num_draws: int):
         schedule = algorithm.sampler.epoch(epoch_key, objective.num_data).cut(0, steps)
         shared, rows = algorithm.open(run.table, schedule)
         keys = jax.random.split(noise_key, steps)
-        return jax.lax.map(lambda inputs: one_step((inputs[0], inputs[1], shared, inputs[2])), (schedule, rows, keys))
+        return jax.lax.map(
+            lambda inputs: one_step((inputs[0], inputs[1], shared, inputs[2])), (schedule, rows, keys)
+        )
 
     results = jax.lax.map(one_epoch, jax.random.split(key, -(-num_draws // steps)))
     return jax.tree.map(lambda leaf: leaf.reshape(-1, leaf.shape[-1]), results)
@@ -125,7 +129,9 @@ def _full_gradients(objective, params, key, num_draws: int):
 
 
 def _trace(gradients: PyTree) -> Traces:
-    return Traces(*(jnp.sum(jnp.var(leaf, axis=0, ddof=1)) for leaf in (gradients.location, gradients.log_scale)))
+    return Traces(
+        *(jnp.sum(jnp.var(leaf, axis=0, ddof=1)) for leaf in (gradients.location, gradients.log_scale))
+    )
 
 
 def _shared_trace(first: PyTree, second: PyTree) -> Traces:

@@ -102,7 +102,7 @@ def paper(control: Callable[[Form], jcv.AbstractControl], naive_epochs: int = 0,
         form = setting.form
         chosen = control(form)
         sampler = _sampler(form, chosen, setting.batch, full_batch)
-        chosen = chosen if form is WHOLE else LocationOnly(chosen)
+        chosen = chosen if form is WHOLE else LocationOnly(control=chosen)  # pyright: ignore
         view, noise = form.view(setting), form.noise
         objective, chosen, sampler = jcv.assemble(
             setting.problem, control=chosen, sampler=sampler, view=view, noise=noise

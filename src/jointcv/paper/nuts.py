@@ -113,6 +113,8 @@ def _rows(prepared: Prepared, names: tuple[str, ...], mean, variance) -> list[di
     for name in names:
         for value in prepared.values(name):
             for step, errors in _along(prepared, name, value, mean, variance).items():
+                if (name, value, step) not in elbos:
+                    continue
                 first, second = np.mean(errors, axis=0)
                 rows.append(
                     {

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -163,7 +164,7 @@ def _at_rate(algorithm: jcv.AbstractAlgorithm, value: float) -> jcv.AbstractAlgo
     optimizer = algorithm.optimizer
 
     def init(params):
-        state = optimizer.init(params)
+        state: Any = optimizer.init(params)
         rate = state.hyperparams["learning_rate"]
         return state._replace(
             hyperparams=state.hyperparams | {"learning_rate": jnp.asarray(value, rate.dtype)}

@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -17,6 +18,7 @@ from jointcv.paper.tasks import Budget, Task
 
 TIMINGS = 3
 FEW_STEPS = 5
+ALL_EPOCHS, THEN_EVERY = 20, 5  # which checkpoints go into the file
 
 
 class ElboAndParams(eqx.Module):
@@ -109,7 +111,7 @@ def _run_cells(prepared: Prepared, name: str, algorithm: jcv.AbstractAlgorithm, 
             if (name, value, seed) in done:
                 continue
             done.add((name, value, seed))
-            for checkpoint in checkpoints:
+            for checkpoint in _worth_writing(checkpoints):
                 elbos = checkpoint.record[0][s, v].astype(np.float64)
                 error = elbos.std(ddof=1) / elbos.size**0.5 if elbos.size > 1 else 0.0
                 rows.append(
@@ -128,6 +130,12 @@ def _run_cells(prepared: Prepared, name: str, algorithm: jcv.AbstractAlgorithm, 
     add_rows(prepared.file(), SWEEP, rows)
     _keep_params(prepared, name, values, seeds, checkpoints)
     print(f"{prepared.task.name} {name} seeds {list(seeds)}: {time.perf_counter() - began:.1f} s", flush=True)
+
+
+def _worth_writing(checkpoints: list) -> list:
+    """All of the first epochs, then every fifth and the last: files stay small."""
+    last = checkpoints[-1].epoch
+    return [c for c in checkpoints if c.epoch <= ALL_EPOCHS or c.epoch % THEN_EVERY == 0 or c.epoch == last]
 
 
 def params_file(prepared: Prepared, name: str, value: float, seed: int) -> Path:
@@ -169,7 +177,7 @@ def _time(prepared: Prepared, name: str) -> dict:
     slow = calls > num_data and num_data > 10_000
     epoch_steps = algorithm.sampler.steps_per_epoch(num_data) * prepared.budget.timing_epochs
     steps = FEW_STEPS if slow or estimator.full_batch else epoch_steps
-    options = {"num_steps": steps, "chunk_size": steps}
+    options: dict[str, Any] = {"num_steps": steps, "chunk_size": steps}
     began = time.process_time()
     fit = jcv.fit(algorithm, key=jax.random.key(0), **options)
     first, taken = time.process_time() - began, []
