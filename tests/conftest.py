@@ -1,5 +1,6 @@
 """float64, strict promotion, and shapes checked at run time in the package under test."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -17,6 +18,7 @@ IMPLICIT_PROMOTION = {
     "test_arviz",
 }  # NumPyro's own code mixes types
 
+MOST_MAPS = 30_000
 QUICK = {"test_exact", "test_oracle", "test_statistical", "test_stochastic"}
 
 
@@ -36,6 +38,16 @@ def quick_compilation(request):
     jax.config.update("jax_disable_most_optimizations", request.module.__name__ in QUICK)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(autouse=True)
+def few_programs():
+    """A compiled program holds memory maps, of which Linux allows a process 65,530; XLA aborts beyond that."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and len(maps.read_bytes().splitlines()) > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture
