@@ -221,7 +221,9 @@ def _estimates(algorithm, run: Run, schedules: Schedule, keys) -> Estimates:
         _, gradient, correction = controlled_gradient(
             objective, algorithm.control, recall, params, batch, draws
         )
-        return Estimates(jax.tree.map(jnp.add, gradient, correction), correction)
+        controlled = jax.tree.map(jnp.add, gradient, correction)
+        pulled = [objective.pull(c, params, batch.data, draws) for c in (controlled, correction)]
+        return Estimates(*pulled)
 
     return jax.vmap(one)(schedules, keys)
 

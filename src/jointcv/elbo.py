@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from jointcv.family import MeanField, MeanFieldParams, entropy
-from jointcv.noise import AbstractNoise, PaperNoise, ParameterNoise
+from jointcv.noise import AbstractNoise, PaperNoise, ParameterNoise, Pair
 from jointcv.objective import AbstractObjective
 from jointcv.prior import AbstractPrior
 from jointcv.problem import Problem
@@ -23,6 +23,13 @@ class ElboDraws(eqx.Module):
 
     data: PyTree[Array]
     prior: Array
+
+
+class ElboCotangent(eqx.Module):
+    """A gradient: the data term's before its pull-back, and all that has none."""
+
+    data: Pair
+    rest: MeanFieldParams
 
 
 class Elbo(AbstractObjective):
@@ -68,17 +75,31 @@ class Elbo(AbstractObjective):
     def gradient(self, entry, params, data, weights, draws):
         data_term = self.noise.gradient(self.view, entry, params, data, weights, draws.data)
         prior = self.prior.gradient(params, draws.prior)
-        return MeanFieldParams(data_term.location + prior.location, data_term.log_scale + prior.log_scale - 1)
+        return ElboCotangent(data_term, MeanFieldParams(prior.location, prior.log_scale - 1))
 
     def sampled(self, entry, params, data, weights, draws):
         data_term = self.noise.sampled(self.view, entry, params, data, weights, draws.data)
-        return jax.tree.map(jnp.add, data_term, self.prior.sampled(params, draws.prior))
+        return ElboCotangent(data_term, self.prior.sampled(params, draws.prior))
 
     def summarise(self, entry, data, weights):
-        return self.noise.summarise(self.view, entry, data, weights)
+        return self.noise.gather(self.view, self.noise.digest(self.view, entry, data, weights), data)
+
+    def change(self, entry, before, data, weights):
+        now, then = (self.noise.digest(self.view, place, data, weights) for place in (entry, before))
+        return self.noise.gather(self.view, jax.tree.map(jnp.subtract, now, then), data)
 
     def expected(self, summary, params):
-        return jax.tree.map(jnp.add, self.noise.expected(summary, params), self.prior.expected(params))
+        return self.lift(
+            jax.tree.map(jnp.add, self.noise.expected(summary, params), self.prior.expected(params))
+        )
+
+    def lift(self, gradient):
+        nothing = jnp.zeros((), gradient.location.dtype)
+        return ElboCotangent(Pair(nothing, nothing), gradient)
+
+    def pull(self, cotangent, params, data, draws):
+        data_term = self.noise.pull(self.view, cotangent.data, params, data, draws.data)
+        return jax.tree.map(jnp.add, data_term, cotangent.rest)
 
 
 def fold_prior(problem: Problem) -> Problem:

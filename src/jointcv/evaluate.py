@@ -100,9 +100,9 @@ def full_gradient(
     def gradient(chunk, weights):
         batch = take_batch(objective, chunk, 0, dtype)
         draws = objective.draw(key, params, batch.data, chunk.unit)
-        return objective.gradient(
-            objective.remember(params, batch.data), params, batch.data, weights.astype(dtype), draws
-        )
+        entry = objective.remember(params, batch.data)
+        gradient = objective.gradient(entry, params, batch.data, weights.astype(dtype), draws)
+        return objective.pull(gradient, params, batch.data, draws)
 
     def add_chunk(total, chunk):
         # What does not depend on the data would count once a chunk.

@@ -395,7 +395,5 @@ def _check_rows(objective: AbstractObjective, params) -> None:
 def _refresh(recall: Recall, objective, params, batch: Batch) -> tuple[State, Rows]:
     """mean + (1/N) Σ_{n in batch} [summary(now) − summary(entry)], and the entries as they are now."""
     entry = objective.remember(params, batch.data)
-    now = objective.summarise(entry, batch.data, batch.share)
-    before = objective.summarise(recall.entry, batch.data, batch.share)
-    mean = jax.tree.map(lambda mean, now, before: mean + (now - before), recall.mean, now, before)
-    return mean, entry
+    change = objective.change(entry, recall.entry, batch.data, batch.share)
+    return jax.tree.map(jnp.add, recall.mean, change), entry

@@ -28,10 +28,17 @@ Draws = PyTree[Array]
 
 
 class Summary(eqx.Module):
-    """What a running mean over the data keeps: G, and d where the view has it."""
+    """What a running mean over the data keeps: G, and d where the view has it; or both as a batch sees them."""
 
-    gradient: Float[Array, " dim"]
-    curvature: Float[Array, " dim"] | None
+    gradient: Seen
+    curvature: Seen | None
+
+
+class Pair(eqx.Module):
+    """A gradient of the data term as the batch sees it, before `pull`: what is for μ and what for log σ."""
+
+    location: Seen
+    log_scale: Seen
 
 
 class AbstractNoise(eqx.Module):
@@ -50,24 +57,31 @@ class AbstractNoise(eqx.Module):
         """Σ w_n K_n."""
 
     @abstractmethod
-    def gradient(
-        self, view, entry: Entry, params: MeanFieldParams, data, weights, draws: Draws
-    ) -> MeanFieldParams:
+    def gradient(self, view, entry: Entry, params: MeanFieldParams, data, weights, draws: Draws) -> Pair:
         """The gradient of Σ w_n K_n at the remembered places, with this noise."""
 
     @abstractmethod
-    def sampled(
-        self, view, entry: Entry, params: MeanFieldParams, data, weights, draws: Draws
-    ) -> MeanFieldParams:
+    def sampled(self, view, entry: Entry, params: MeanFieldParams, data, weights, draws: Draws) -> Pair:
         """The gradient of Σ w_n f~_n at the remembered places, with this noise."""
+
+    @abstractmethod
+    def pull(self, view, pair: Pair, params: MeanFieldParams, data, draws: Draws) -> MeanFieldParams:
+        """The gradient that a pair stands for; linear in it."""
 
     @abstractmethod
     def excess(self, view, params: MeanFieldParams, data, weights, draws: Draws) -> Float[Array, " dim"]:
         """E diag Σ w_n ∇²K_n less the d of these parameters (0 where there is none), with this noise."""
 
     @abstractmethod
-    def summarise(self, view, entry: Entry, data, weights) -> Summary:
-        """What the mean of f~ over ε depends on."""
+    def digest(self, view, entry: Entry, data, weights) -> Summary:
+        """What the mean of f~ over ε depends on, as the batch sees it."""
+
+    def gather(self, view, digest: Summary, data) -> Summary:
+        """The summary that a digest stands for; linear in it."""
+        bend = digest.curvature
+        return Summary(
+            view.pull(digest.gradient, data), None if bend is None else view.pull_squared(bend, data)
+        )
 
     def expected(self, summary: Summary, params: MeanFieldParams) -> MeanFieldParams:
         """The gradient of E f~: (G, σ²⊙d), and nothing for log σ where d is not to be had."""
@@ -89,29 +103,30 @@ class ParameterNoise(AbstractNoise):
         return view.value(entry + view.push(params.scale * draws, data), data, weights)
 
     def gradient(self, view, entry, params, data, weights, draws):
-        v = params.scale * draws
-        gradient = view.pull(view.slope(entry + view.push(v, data), data, weights), data)
-        return MeanFieldParams(gradient, gradient * v)
+        slope = view.slope(entry + view.push(params.scale * draws, data), data, weights)
+        return Pair(slope, slope)
 
     def sampled(self, view, entry, params, data, weights, draws):
-        v = params.scale * draws
-        slope, bend = view.expand(entry, view.push(v, data), data, weights)
-        gradient = view.pull(slope + bend, data)
+        slope, bend = view.expand(entry, view.push(params.scale * draws, data), data, weights)
         # Without d the mean of ∇²K v⊙v is not known, but that of ∇K⊙v is: zero.
-        for_scale = gradient if has_curvature(view) else view.pull(slope, data)
-        return MeanFieldParams(gradient, for_scale * v)
+        return Pair(slope + bend, slope + bend if has_curvature(view) else slope)
+
+    def pull(self, view, pair, params, data, draws):
+        location, log_scale = view.pull(pair.location, data), view.pull(pair.log_scale, data)
+        return MeanFieldParams(location, log_scale * (params.scale * draws))
 
     def excess(self, view, params, data, weights, draws):
         v = params.scale * draws
         here = view.look(params.location, data)
         there = here + view.push(v, data)
         if has_curvature(view):
-            return view.curvature(there, data, weights) - view.curvature(here, data, weights)
+            change = view.bend(there, data, weights) - view.bend(here, data, weights)
+            return view.pull_squared(change, data)
         change = view.slope(there, data, weights) - view.slope(here, data, weights)
         return view.pull(change, data) * draws / params.scale
 
-    def summarise(self, view, entry, data, weights):
-        return _summarise(view, entry, data, weights)
+    def digest(self, view, entry, data, weights):
+        return _digest(view, entry, data, weights)
 
 
 class PaperNoise(AbstractNoise):
@@ -132,17 +147,20 @@ class PaperNoise(AbstractNoise):
     def gradient(self, view, entry, params, data, weights, draws):
         v = entry.scale * draws
         slope = view.slope(entry.location + v, data, weights)
-        return MeanFieldParams(view.pull(slope, data), view.pull(slope * v, data))
+        return Pair(slope, slope * v)
 
     def sampled(self, view, entry, params, data, weights, draws):
         slope, bend = view.expand(entry.location, entry.scale * draws, data, weights)
-        return MeanFieldParams(view.pull(slope + bend, data), jnp.zeros_like(params.log_scale))
+        return Pair(slope + bend, jnp.zeros_like(slope))
+
+    def pull(self, view, pair, params, data, draws):
+        return MeanFieldParams(view.pull(pair.location, data), view.pull(pair.log_scale, data))
 
     def excess(self, view, params, data, weights, draws):
         return ParameterNoise().excess(view, params, data, weights, draws)
 
-    def summarise(self, view, entry, data, weights):
-        return Summary(view.pull(view.slope(entry.location, data, weights), data), None)
+    def digest(self, view, entry, data, weights):
+        return Summary(view.slope(entry.location, data, weights), None)
 
 
 class PredictorNoise(AbstractNoise):
@@ -160,13 +178,19 @@ class PredictorNoise(AbstractNoise):
         return view.value(entry + _spread_scale(view, params, data) * draws, data, weights)
 
     def gradient(self, view, entry, params, data, weights, draws):
-        step = _spread_scale(view, params, data) * draws
-        return self._pull(view, view.slope(entry + step, data, weights), params, data, draws)
+        slope = view.slope(entry + _spread_scale(view, params, data) * draws, data, weights)
+        return Pair(slope, slope)
 
     def sampled(self, view, entry, params, data, weights, draws):
-        step = _spread_scale(view, params, data) * draws
-        slope, bend = view.expand(entry, step, data, weights)
-        return self._pull(view, slope + bend, params, data, draws)
+        slope, bend = view.expand(entry, _spread_scale(view, params, data) * draws, data, weights)
+        return Pair(slope + bend, slope + bend)
+
+    def pull(self, view, pair, params, data, draws):
+        # dη/dρ_i = A_i² σ_i² ξ/s; a predictor that does not vary (s = 0) has A = 0 in every coordinate.
+        scale = _spread_scale(view, params, data)
+        ratio = jnp.where(scale > 0, draws / jnp.where(scale > 0, scale, 1), 0)
+        spread = view.pull_squared(pair.log_scale * ratio, data)
+        return MeanFieldParams(view.pull(pair.location, data), params.variance * spread)
 
     def excess(self, view, params, data, weights, draws):
         here = view.look(params.location, data)
@@ -174,15 +198,8 @@ class PredictorNoise(AbstractNoise):
         change = view.bend(there, data, weights) - view.bend(here, data, weights)
         return view.pull_squared(change, data)
 
-    def summarise(self, view, entry, data, weights):
-        return _summarise(view, entry, data, weights)
-
-    def _pull(self, view, cotangent, params, data, draws):
-        # dη/dρ_i = A_i² σ_i² ξ/s; a predictor that does not vary (s = 0) has A = 0 in every coordinate.
-        scale = _spread_scale(view, params, data)
-        ratio = jnp.where(scale > 0, draws / jnp.where(scale > 0, scale, 1), 0)
-        spread = view.pull_squared(cotangent * ratio, data)
-        return MeanFieldParams(view.pull(cotangent, data), params.variance * spread)
+    def digest(self, view, entry, data, weights):
+        return _digest(view, entry, data, weights)
 
 
 class Moments1D(eqx.Module):
@@ -224,17 +241,21 @@ class Quadrature(AbstractNoise):
         return masses @ jax.vmap(lambda point: view.value(centre + scale * point, data, weights))(points)
 
     def gradient(self, view, entry, params, data, weights, draws):
-        return self.expected(self.summarise(view, entry, data, weights), params)
+        digest = self.digest(view, entry, data, weights)
+        return Pair(digest.gradient, digest.curvature)  # pyright: ignore
 
     def sampled(self, view, entry, params, data, weights, draws):
-        return self.expected(self.summarise(view, entry, data, weights), params)
+        return self.gradient(view, entry, params, data, weights, draws)
+
+    def pull(self, view, pair, params, data, draws):
+        return self.expected(self.gather(view, Summary(pair.location, pair.log_scale), data), params)
 
     def excess(self, view, params, data, weights, draws):
         return jnp.zeros_like(params.location)
 
-    def summarise(self, view, entry, data, weights):
+    def digest(self, view, entry, data, weights):
         counts = (view.problem.num_data * weights)[:, None]
-        return Summary(view.pull(counts * entry.slope, data), view.pull_squared(counts * entry.bend, data))
+        return Summary(counts * entry.slope, counts * entry.bend)
 
     def _rule(self, view):
         points, masses = gauss_hermite(self.nodes)
@@ -262,5 +283,6 @@ def _spread_scale(view, params: MeanFieldParams, data) -> Seen:
     return jnp.sqrt(view.spread(params.variance, data))
 
 
-def _summarise(view, entry, data, weights) -> Summary:
-    return Summary(view.pull(view.slope(entry, data, weights), data), view.curvature(entry, data, weights))
+def _digest(view, entry, data, weights) -> Summary:
+    bend = view.bend(entry, data, weights) if has_curvature(view) else None
+    return Summary(view.slope(entry, data, weights), bend)

@@ -2,6 +2,9 @@
 
 This is all that controls, memories and algorithms know. `entry` is what is remembered of a batch's data: f and f~
 are taken at the remembered place, so that the current place is `remember(params, data)` like any other.
+
+Gradients stay *cotangents* while they are added up: pytrees of one structure, linear in the gradient, which `pull`
+turns into a gradient once a step. Where a datum sees z through K numbers, a cotangent has K numbers a datum.
 """
 
 from abc import abstractmethod
@@ -14,6 +17,7 @@ Params = Any
 Entry = PyTree[Array]
 Draws = PyTree[Array]
 Summary = PyTree[Array]
+Cotangent = PyTree[Array]
 Weights = Float[Array, " batch"]
 
 
@@ -52,13 +56,13 @@ class AbstractObjective(eqx.Module):
     @abstractmethod
     def gradient(
         self, entry: Entry, params: Params, data: PyTree[Array], weights: Weights, draws: Draws
-    ) -> Params:
+    ) -> Cotangent:
         """Σ w_n ∇f_n."""
 
     @abstractmethod
     def sampled(
         self, entry: Entry, params: Params, data: PyTree[Array], weights: Weights, draws: Draws
-    ) -> Params:
+    ) -> Cotangent:
         """Σ w_n ∇f~_n."""
 
     @abstractmethod
@@ -66,5 +70,17 @@ class AbstractObjective(eqx.Module):
         """The w-weighted sum of what the mean of ∇f~ over ε depends on; additive over data."""
 
     @abstractmethod
-    def expected(self, summary: Summary, params: Params) -> Params:
+    def change(self, entry: Entry, before: Entry, data: PyTree[Array], weights: Weights) -> Summary:
+        """The summary of one entry less that of another, at the price of one where the two share a pull-back."""
+
+    @abstractmethod
+    def expected(self, summary: Summary, params: Params) -> Cotangent:
         """E_ε ∇f~, from the mean summary of all data."""
+
+    @abstractmethod
+    def lift(self, gradient: Params) -> Cotangent:
+        """A gradient among the cotangents; `pull` gives it back."""
+
+    @abstractmethod
+    def pull(self, cotangent: Cotangent, params: Params, data: PyTree[Array], draws: Draws) -> Params:
+        """The gradient that a cotangent of these data and this noise stands for."""

@@ -105,8 +105,18 @@ class DoublyStochastic(AbstractObjective):
     def summarise(self, entry, data, weights):
         return self._gradient(self._mean_expansion, entry, data, weights, jnp.zeros_like(weights))
 
+    def change(self, entry, before, data, weights):
+        now, then = (self.summarise(place, data, weights) for place in (entry, before))
+        return jax.tree.map(jnp.subtract, now, then)
+
     def expected(self, summary, params):
         return summary
+
+    def lift(self, gradient):
+        return gradient
+
+    def pull(self, cotangent, params, data, draws):
+        return cotangent
 
     def _noisy(self, params, datum, draw) -> Scalar:
         return self.loss(params, datum, self.noise.mean + self.noise.scale * draw)

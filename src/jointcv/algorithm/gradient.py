@@ -10,7 +10,7 @@ from jointcv.algorithm.interface import AbstractAlgorithm, Info, choose
 from jointcv.checks import check_type
 from jointcv.control import AbstractControl
 from jointcv.evaluate import float_type
-from jointcv.objective import AbstractObjective, Params
+from jointcv.objective import AbstractObjective, Cotangent, Params
 from jointcv.sampler import AbstractSampler, Batch
 
 
@@ -67,6 +67,7 @@ class GradientDescent(AbstractAlgorithm):
             self.objective, self.control, recall, params, batch, draws
         )
         gradient = add_after(self.naive_steps, batch, gradient, correction)
+        gradient = self.objective.pull(gradient, params, batch.data, draws)
         optimizer = optax.with_extra_args_support(self.optimizer)
         updates, optimizer = optimizer.update(gradient, state.optimizer, params, value=loss)
         memory, row = self.control.memory.write(state.memory, recall, self.objective, params, batch)
@@ -89,14 +90,14 @@ class GradientDescent(AbstractAlgorithm):
 
 
 def controlled_gradient(objective: AbstractObjective, control, recall, params: Params, batch: Batch, draws):
-    """The step's estimate of f, ∇f(w; n, ε), and the control's correction."""
+    """The step's estimate of f; and ∇f(w; n, ε) and the control's correction, as cotangents."""
     entry = objective.remember(params, batch.data)
     loss = objective.value(entry, params, batch.data, batch.weights, draws) + objective.rest(params, draws)
     gradient = objective.gradient(entry, params, batch.data, batch.weights, draws)
     return loss, gradient, control.correct(objective, recall, params, batch, draws)
 
 
-def add_after(naive_steps: int, batch: Batch, gradient: Params, correction: Params) -> Params:
+def add_after(naive_steps: int, batch: Batch, gradient: Cotangent, correction: Cotangent) -> Cotangent:
     """The gradient, corrected once the naive steps are over."""
     active = (batch.step >= naive_steps).astype(float_type(gradient))
     return jax.tree.map(lambda gradient, correction: gradient + active * correction, gradient, correction)

@@ -143,7 +143,8 @@ class NaturalDescent(AbstractAlgorithm):
         loss, gradient, correction = controlled_gradient(
             objective, self.control, recall, params, batch, draws
         )
-        direction = gradient.location + correction.location
+        controlled = jax.tree.map(jnp.add, gradient, correction)
+        direction = objective.pull(controlled, params, batch.data, draws).location
         memory, row = self.control.memory.write(state.memory, recall, objective, params, batch)
 
         target, average = self._curvature(state, memory, params, batch, draws)

@@ -108,7 +108,8 @@ class Smiso(AbstractAlgorithm):
         draws = objective.draw(key, params, data, part)
         entry = objective.remember(params, data)
         loss = objective.value(entry, params, data, weights, draws) + objective.rest(params, draws)
-        return loss, objective.gradient(entry, params, data, weights, draws)
+        gradient = objective.gradient(entry, params, data, weights, draws)
+        return loss, objective.pull(gradient, params, data, draws)
 
 
 def _single(data: PyTree[Array]) -> PyTree[Array]:

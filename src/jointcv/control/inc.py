@@ -28,5 +28,6 @@ class SubsamplingCV(AbstractControl):
     def correct(self, objective, recall, params, batch, draws):
         everywhere = jnp.full(objective.num_data, 1 / objective.num_data, batch.weights.dtype)
         mean = objective.gradient(recall.table, params, objective.data, everywhere, draws)
+        mean = objective.lift(objective.pull(mean, params, objective.data, draws))
         here = objective.gradient(recall.entry, params, batch.data, batch.weights, draws)
         return jax.tree.map(jnp.subtract, mean, here)

@@ -6,7 +6,7 @@ from typing import Any
 import equinox as eqx
 
 from jointcv.memory import Recall
-from jointcv.objective import AbstractObjective, Draws, Params
+from jointcv.objective import AbstractObjective, Cotangent, Draws, Params
 from jointcv.sampler import Batch
 
 
@@ -19,8 +19,8 @@ class AbstractControl(eqx.Module):
     @abstractmethod
     def correct(
         self, objective: AbstractObjective, recall: Recall, params: Params, batch: Batch, draws: Draws
-    ) -> Params:
-        """What to add to the gradient of this batch with this noise.
+    ) -> Cotangent:
+        """What to add to the gradient of this batch with this noise, as a cotangent like that gradient itself.
 
         Args:
             objective: f and its approximation f~.

@@ -13,4 +13,4 @@ class NaiveGradient(AbstractControl):
     memory: NoMemory = NoMemory()
 
     def correct(self, objective, recall, params, batch, draws):
-        return jax.tree.map(jnp.zeros_like, params)
+        return objective.lift(jax.tree.map(jnp.zeros_like, params))

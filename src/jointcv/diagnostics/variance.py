@@ -105,10 +105,12 @@ def _batch_gradients(algorithm, run, key, num_draws: int):
         first_key, second_key = jax.random.split(key)
         draws = objective.draw(first_key, params, batch.data)
         _, naive, correction = controlled_gradient(objective, control, recall, params, batch, draws)
+        own = jax.tree.map(jnp.add, naive, correction)
+        naive, own = (objective.pull(one, params, batch.data, draws) for one in (naive, own))
         draws = objective.draw(second_key, params, batch.data)
         entry = objective.remember(params, batch.data)
         again = objective.gradient(entry, params, batch.data, batch.weights, draws)
-        return naive, again, jax.tree.map(jnp.add, naive, correction)
+        return naive, objective.pull(again, params, batch.data, draws), own
 
     def one_epoch(key):
         epoch_key, noise_key = jax.random.split(key)

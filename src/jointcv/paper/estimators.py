@@ -31,7 +31,8 @@ class LocationOnly(jcv.AbstractControl):
 
     def correct(self, objective, recall, params, batch, draws):
         correction = self.control.correct(objective, recall, params, batch, draws)
-        return eqx.tree_at(lambda c: c.log_scale, correction, jnp.zeros_like(correction.log_scale))
+        nothing = jnp.zeros((), params.log_scale.dtype)
+        return eqx.tree_at(lambda c: (c.data.log_scale, c.rest.log_scale), correction, (nothing, nothing))
 
 
 @dataclass(frozen=True)
