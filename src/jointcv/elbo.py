@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from jointcv.family import MeanField, MeanFieldParams, entropy
-from jointcv.noise import AbstractNoise, PaperNoise, ParameterNoise, Pair
+from jointcv.noise import AbstractNoise, Pair, PaperNoise, ParameterNoise
 from jointcv.objective import AbstractObjective
 from jointcv.prior import AbstractPrior
 from jointcv.problem import Problem
