@@ -1,5 +1,6 @@
 """The Python blocks of the README and of the docs run, page by page, as a reader would run them."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -42,4 +43,16 @@ def test_links_lead_somewhere(name):
 
 
 def test_pages_with_code_are_found():
-    assert {"README.md", "docs/quickstart.md", "docs/extend.md", "docs/view.md"} <= set(WITH_CODE)
+    pages = {"README.md", "docs/quickstart.md", "docs/numpyro.md", "docs/extend.md", "docs/view.md"}
+    assert pages <= set(WITH_CODE)
+
+
+def test_measured_tables_are_those_of_the_files():
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "figures" / "tables.py")
+    assert spec is not None and spec.loader is not None
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    page = PAGES["docs/view.md"].read_text()
+    assert page == tables.fill(page), "docs/numbers has changed: run python docs/figures/tables.py"
+    emptied = page[: page.index(tables.BEGIN)] + tables.BEGIN + page[page.index(tables.END) :]
+    assert tables.fill(emptied) == page and len(emptied) < len(page)
