@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree, Scalar
 
-from jointcv.problem import Problem
+from jointcv.checks import check_number, check_type
+from jointcv.problem import Problem, as_example
 
 
 class MeanFieldParams(eqx.Module):
@@ -36,10 +37,17 @@ class AbstractStart(eqx.Module):
         """The first parameters."""
 
 
+def _check_log_scale(start) -> None:
+    check_number(f"{type(start).__name__}(log_scale=...): log_scale", start.log_scale, "Use 0.0, or below.")
+
+
 class RandomStart(AbstractStart):
     """The paper's start: μ a standard normal draw, log σ constant."""
 
     log_scale: float = 0.0
+
+    def __check_init__(self):
+        _check_log_scale(self)
 
     def __call__(self, key, problem):
         location = jax.random.normal(key, (problem.dim,), problem.dtype)
@@ -52,20 +60,27 @@ class ConstantStart(AbstractStart):
     location: float = 0.0
     log_scale: float = 0.0
 
+    def __check_init__(self):
+        check_number("ConstantStart(location=...): location", self.location, "Use 0.0.")
+        _check_log_scale(self)
+
     def __call__(self, key, problem):
         location = jnp.full((problem.dim,), self.location, problem.dtype)
         return MeanFieldParams(location, jnp.full_like(location, self.log_scale))
 
 
-def _as_arrays(tree: Any) -> PyTree[Array]:
-    return jax.tree.map(jnp.asarray, tree)
+def _as_position(tree: Any) -> PyTree[Array]:
+    return as_example(tree, "GivenStart(position=...)")
 
 
 class GivenStart(AbstractStart):
     """μ at a given z (in the structure of `Problem.example`), such as a mode or an earlier run's mean."""
 
-    position: PyTree[Array] = eqx.field(converter=_as_arrays)
+    position: PyTree[Array] = eqx.field(converter=_as_position)
     log_scale: float = -2.0
+
+    def __check_init__(self):
+        _check_log_scale(self)
 
     def __call__(self, key, problem):
         if jax.tree.structure(self.position) != jax.tree.structure(problem.example):
@@ -73,12 +88,13 @@ class GivenStart(AbstractStart):
                 f"GivenStart(position=...) has structure {jax.tree.structure(self.position)}, the problem's example "
                 f"{jax.tree.structure(problem.example)}. Pass a z of the example's structure."
             )
-        location, _ = ravel_pytree(self.position)
-        if location.shape != (problem.dim,):
+        shapes = [[leaf.shape for leaf in jax.tree.leaves(z)] for z in (self.position, problem.example)]
+        if shapes[0] != shapes[1]:
             raise ValueError(
-                f"GivenStart(position=...) has {location.size} entries, the problem {problem.dim}. "
+                f"GivenStart(position=...) has shapes {shapes[0]}, the problem's example {shapes[1]}. "
                 "Pass a z of the example's shapes."
             )
+        location, _ = ravel_pytree(self.position)
         location = location.astype(problem.dtype)
         return MeanFieldParams(location, jnp.full_like(location, self.log_scale))
 
@@ -91,6 +107,10 @@ class MeanField(eqx.Module):
     """
 
     start: AbstractStart = RandomStart()
+
+    def __check_init__(self):
+        remedy = "Use RandomStart(), ConstantStart() or GivenStart(z)."
+        check_type("MeanField(start=...)", self.start, AbstractStart, remedy)
 
     def init(self, key: Key[Array, ""], problem: Problem) -> MeanFieldParams:
         # A start that is constant under jit is folded into what follows; XLA on the CPU (jaxlib 0.10.2) then

@@ -47,6 +47,8 @@ class Problem(eqx.Module):
         self.data = as_data(data)
         self.example = as_example(example)
         self.constrain = _identity if constrain is None else constrain
+        if not callable(self.constrain):
+            raise ValueError(f"constrain={constrain!r} is not a function. Pass one of z, or leave it out.")
         self.origin = origin
         check_scalar("log_prior", log_prior, self.example)
         datum = jax.tree.map(lambda leaf: leaf[0], self.data)
@@ -101,13 +103,11 @@ def as_data(data) -> PyTree[Array]:
         _check_numbers(leaf)
         if np.ndim(leaf) == 0:
             raise ValueError(
-                f"data holds {leaf!r}, which has no leading axis. Every leaf needs one row a datum."
+                f"data holds {leaf!r}, which has no leading axis. Every leaf needs one row a datum: "
+                "pass arrays, np.asarray of a list."
             )
         sizes.add(np.shape(leaf)[0])
-        values = np.asarray(leaf)
-        if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
-            row = int(np.argwhere(~np.isfinite(values))[0][0])
-            raise ValueError(f"data has a non-finite value in row {row}. Drop or impute such rows first.")
+        _check_values(np.asarray(leaf))
     if len(sizes) > 1:
         raise ValueError(f"data has leaves of {sorted(sizes)} rows. Every leaf must have the same N rows.")
     if sizes == {0}:
@@ -127,6 +127,24 @@ def _check_numbers(leaf) -> None:
         )
 
 
+def _check_values(values: np.ndarray) -> None:
+    """Finite, and within the range of JAX's precision."""
+    if not jnp.issubdtype(values.dtype, jnp.inexact) and not jnp.issubdtype(values.dtype, jnp.integer):
+        return
+    wanted = jax.dtypes.canonicalize_dtype(values.dtype)
+    if jnp.issubdtype(wanted, jnp.integer):
+        limits = jnp.iinfo(wanted)
+        good = (values >= limits.min) & (values <= limits.max)
+    else:
+        good = np.isfinite(values) & (np.abs(values) <= jnp.finfo(wanted).max)
+    if not good.all():
+        row = int(np.argwhere(~good)[0][0])
+        raise ValueError(
+            f"data has a non-finite value in row {row}, or one beyond {wanted}. "
+            "Drop or impute such rows first, or rescale."
+        )
+
+
 def as_example(example, name: str = "example") -> PyTree[Array]:
     """Parameters as JAX arrays of one precision, once they are fit to be: real numbers, at least one."""
     leaves = jax.tree.leaves(example)
@@ -135,11 +153,21 @@ def as_example(example, name: str = "example") -> PyTree[Array]:
             f"{name}={example!r} has no entries. Pass a z with the shapes of the latent variables."
         )
     for leaf in leaves:
-        kind = np.asarray(leaf).dtype if isinstance(leaf, str) else jnp.result_type(leaf)
-        if not jnp.issubdtype(kind, jnp.floating):
-            raise ValueError(f"{name} holds {kind} values. Parameters are real: pass floating-point arrays.")
+        values = np.asarray(leaf)
+        if not jnp.issubdtype(values.dtype, jnp.floating):
+            raise ValueError(
+                f"{name} holds {values.dtype} values. Parameters are real: pass floating-point arrays."
+            )
+        if not np.isfinite(values).all():
+            raise ValueError(f"{name} holds a non-finite value. Pass finite ones, such as zeros.")
     dtype = jnp.result_type(*leaves)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), example)
+
+
+_ARGUMENTS = {
+    "log_prior": "Pass log_prior(z), for a z like the example.",
+    "log_likelihood": "Pass log_likelihood(z, datum), for a z like the example and one row of the data.",
+}
 
 
 def check_scalar(name: str, function, *args) -> None:
@@ -148,7 +176,14 @@ def check_scalar(name: str, function, *args) -> None:
         raise ValueError(
             f"{name}={function!r} is not a function. Pass a function that returns a log density."
         )
-    result = jax.eval_shape(function, *args)
+    try:
+        result = jax.eval_shape(function, *args)
+    except (TypeError, KeyError, IndexError) as error:
+        shapes = ", ".join(str(jax.tree.map(jnp.shape, arg)) for arg in args)
+        raise ValueError(
+            f"{name} cannot be called with arguments of shapes {shapes}: {error}. "
+            f"{_ARGUMENTS.get(name, 'Pass a function of these.')}"
+        ) from error
     shape = getattr(result, "shape", None)
     if shape != ():
         described = f"shape {shape}" if shape is not None else f"{result!r}"

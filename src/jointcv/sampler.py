@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree, Scalar
 
-from jointcv.checks import check_count
+from jointcv.checks import as_static, check_count
 
 
 class Schedule(eqx.Module):
@@ -71,7 +71,7 @@ class Reshuffle(AbstractSampler):
     """Every datum once an epoch, in minibatches drawn anew each epoch; the last one may be smaller."""
 
     visits_once: ClassVar[bool] = True
-    batch_size: int = eqx.field(static=True, default=100)
+    batch_size: int = eqx.field(static=True, converter=as_static, default=100)
 
     def __check_init__(self):
         _check_batch_size(self)
@@ -84,11 +84,12 @@ class FixedBatches(AbstractSampler):
     """Minibatches fixed once (by `seed`), visited in a new order each epoch: the units of memory of a whole view."""
 
     visits_once: ClassVar[bool] = True
-    batch_size: int = eqx.field(static=True, default=100)
-    seed: int = eqx.field(static=True, default=0)
+    batch_size: int = eqx.field(static=True, converter=as_static, default=100)
+    seed: int = eqx.field(static=True, converter=as_static, default=0)
 
     def __check_init__(self):
         _check_batch_size(self)
+        check_count("FixedBatches(seed=...): seed", self.seed, "a seed", least=0)
 
     def epoch(self, key, num_data):
         schedule = self.sweep(num_data)
@@ -108,7 +109,7 @@ class WithReplacement(AbstractSampler):
     """Every step draws its data independently and uniformly."""
 
     visits_once: ClassVar[bool] = False
-    batch_size: int = eqx.field(static=True, default=100)
+    batch_size: int = eqx.field(static=True, converter=as_static, default=100)
 
     def __check_init__(self):
         _check_batch_size(self)
@@ -127,7 +128,7 @@ class FullBatch(AbstractSampler):
     """All data every step; what is left is Monte Carlo noise."""
 
     visits_once: ClassVar[bool] = True
-    batch_size: int = eqx.field(static=True, default=0)
+    batch_size: int = eqx.field(static=True, default=0, init=False)
 
     def epoch(self, key, num_data):
         return self.sweep(num_data)
