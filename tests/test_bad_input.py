@@ -202,7 +202,7 @@ CASES = {
     ),
     "a start of another size": (
         fit(family=jcv.MeanField(jcv.GivenStart(np.zeros(4)))),
-        ["GivenStart(position", "4 entries", "example's shapes"],
+        ["GivenStart(position", "(4,)", "example's shapes"],
     ),
     # by hand
     "joint without a memory": (by_hand(jcv.JointCV()), ["control", "JointCV(PerDatum())"]),

@@ -12,6 +12,7 @@ from jointcv.control import JointCV as JointCV
 from jointcv.control import MonteCarloCV as MonteCarloCV
 from jointcv.control import NaiveGradient as NaiveGradient
 from jointcv.control import SubsamplingCV as SubsamplingCV
+from jointcv.describe import describe as describe
 from jointcv.diagnostics import variance_report as variance_report
 from jointcv.elbo import Elbo as Elbo
 from jointcv.elbo import fold_prior as fold_prior
@@ -20,6 +21,8 @@ from jointcv.family import GivenStart as GivenStart
 from jointcv.family import MeanField as MeanField
 from jointcv.family import MeanFieldParams as MeanFieldParams
 from jointcv.family import RandomStart as RandomStart
+from jointcv.find import find_view as find_view
+from jointcv.find import linear_view as linear_view
 from jointcv.fit import Fit as Fit
 from jointcv.fit import fit as fit
 from jointcv.memory import AbstractMemory as AbstractMemory
@@ -34,8 +37,6 @@ from jointcv.noise import PredictorNoise as PredictorNoise
 from jointcv.noise import Quadrature as Quadrature
 from jointcv.numpyro_model import from_numpyro as from_numpyro
 from jointcv.plan import assemble as assemble
-from jointcv.plan import describe as describe
-from jointcv.plan import find_view as find_view
 from jointcv.problem import Problem as Problem
 from jointcv.sampler import AbstractSampler as AbstractSampler
 from jointcv.sampler import Batch as Batch

@@ -14,21 +14,20 @@ from tqdm.auto import tqdm
 
 from jointcv.algorithm.gradient import GradientDescent
 from jointcv.algorithm.interface import AbstractAlgorithm
-from jointcv.algorithm.natural import NaturalGradient, suits
+from jointcv.algorithm.natural import NaturalGradient
 from jointcv.arviz import to_arviz
 from jointcv.checks import check_count, check_key, check_type
 from jointcv.control import AbstractControl
 from jointcv.elbo import Elbo
 from jointcv.evaluate import Estimate, full_value
-from jointcv.family import ConstantStart, MeanField
+from jointcv.family import MeanField
 from jointcv.loop import Run, plan_chunks, result, run_chunk, start
 from jointcv.memory import NoMemory
 from jointcv.noise import AbstractNoise
-from jointcv.plan import MEMORY_BUDGET, assemble
+from jointcv.plan import MEMORY_BUDGET, plan
 from jointcv.problem import Problem
-from jointcv.sampler import AbstractSampler, Reshuffle
-from jointcv.smoothness import propose_batch_size
-from jointcv.view import AbstractView, LinearView
+from jointcv.sampler import AbstractSampler
+from jointcv.view import AbstractView
 
 CHUNK_SIZE = 1000
 
@@ -69,7 +68,7 @@ class Fit(eqx.Module):
     def sample(self, key: Key[Array, ""], num_draws: int = 1000) -> PyTree[Array]:
         """Draws of z from the approximate posterior, as the problem's `constrain` shows them; draws lead."""
         check_key(key)
-        check_count("num_draws", num_draws, "draws")
+        num_draws = check_count("num_draws", num_draws, "draws")
         positions = _positions(_elbo(self.algorithm).family, self.params, key, num_draws)
         return _constrain(self.problem.without_origin(), positions)
 
@@ -128,7 +127,10 @@ class Fit(eqx.Module):
         return Estimate(-value.value, value.standard_error)
 
     def extend(self, *, num_epochs: int | None = None, num_steps: int | None = None, **options: Any) -> "Fit":
-        """The same run, so many epochs or steps longer; the result is that of one longer run."""
+        """The same run, so many epochs or steps longer; the result is that of one longer run.
+
+        A step that decays over the run goes on decaying: that of `fit`'s own Adam is zero by the end of its run.
+        """
         steps_per_epoch = _steps_per_epoch(self.algorithm)
         more = _num_steps(num_epochs, num_steps, steps_per_epoch)
         run = jax.tree.map(lambda leaf: leaf.copy(), self.run)
@@ -204,31 +206,23 @@ def fit(
     check_key(key)
     remedy = "Pass jointcv.Problem(...), or an algorithm."
     check_type("problem", problem, Problem | AbstractAlgorithm, remedy)
+    parts: dict[str, Any] = dict(control=control, family=family, optimizer=optimizer, batch_size=batch_size)
+    parts |= dict(sampler=sampler, view=view, noise=noise)
+    if naive_epochs is not None:
+        check_count("naive_epochs", naive_epochs, "epochs", least=0)
     if isinstance(problem, AbstractAlgorithm):
         algorithm = problem
+        _check_alone(parts | dict(naive_epochs=naive_epochs))
         steps = _num_steps(num_epochs, num_steps, _steps_per_epoch(algorithm))
     else:
-        automatic = batch_size == "auto" or (batch_size is None and sampler is None)
-        objective, control, sampler = assemble(
-            problem.without_origin(),
-            control=control,
-            family=family,
-            sampler=sampler,
-            batch_size=None if automatic else batch_size,  # pyright: ignore
-            view=view,
-            noise=noise,
-            memory_budget=memory_budget,
-        )
-        if optimizer is None and suits(objective, control):
-            optimizer = NaturalGradient()
-        if isinstance(optimizer, NaturalGradient) and isinstance(objective.view, LinearView):
-            if family is None:  # zero is where the losses of linear predictors are most curved
-                objective = dataclasses.replace(objective, family=MeanField(ConstantStart()))
-            if automatic and isinstance(sampler, Reshuffle):
-                sampler = Reshuffle(propose_batch_size(objective))
+        objective, control, sampler, optimizer = plan(problem, memory_budget=memory_budget, **parts)
         steps_per_epoch = sampler.steps_per_epoch(objective.num_data)
         steps = _num_steps(num_epochs, num_steps, steps_per_epoch)
         if isinstance(optimizer, NaturalGradient):
+            if naive_epochs:
+                raise ValueError(
+                    f"naive_epochs={naive_epochs}: natural steps have none. Leave it out, or pass an optax optimizer."
+                )
             algorithm = optimizer.build(objective, control, sampler)
         else:
             if optimizer is None:
@@ -268,8 +262,8 @@ def _continue(
     elbo_every: int | None = None,
     elbo_draws: int = 100,
 ) -> Fit:
-    check_count("chunk_size", chunk_size, "steps")
-    check_count("elbo_draws", elbo_draws, "draws")
+    chunk_size = check_count("chunk_size", chunk_size, "steps")
+    elbo_draws = check_count("elbo_draws", elbo_draws, "draws")
     began = time.perf_counter()
     steps_per_epoch = _steps_per_epoch(algorithm)
     first = int(run.step)
@@ -333,8 +327,7 @@ def _stops(first: int, last: int, every: int | None, steps_per_epoch: int) -> li
     """Where the loop pauses for an evaluation; at the end in any case."""
     if every is None:
         return [last]
-    check_count("elbo_every", every, "epochs")
-    period = every * steps_per_epoch
+    period = check_count("elbo_every", every, "epochs") * steps_per_epoch
     stops = [stop for stop in range(0, last, period) if stop > first]
     return [*stops, last]
 
@@ -354,14 +347,26 @@ def _num_steps(num_epochs: int | None, num_steps: int | None, steps_per_epoch: i
         raise ValueError(
             f"num_epochs={num_epochs}, num_steps={num_steps}: nothing to run. Use at least one step."
         )
+    if num_steps is not None and num_steps != math.floor(num_steps):
+        raise ValueError(
+            f"num_steps={num_steps} is no whole number. Use one, or num_epochs for parts of an epoch."
+        )
     return math.ceil(count)
 
 
 def _naive_epochs(naive_epochs: int | None, control: AbstractControl) -> int:
     if naive_epochs is None:
         return 0 if isinstance(control.memory, NoMemory) else 1
-    check_count("naive_epochs", naive_epochs, "epochs", least=0)
     return naive_epochs
+
+
+def _check_alone(parts: dict[str, Any]) -> None:
+    """Nothing is said beside an algorithm that is already in it."""
+    given = [name for name, value in parts.items() if value is not None]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} given beside an algorithm, which has its own. Leave them out, or pass a Problem."
+        )
 
 
 def _steps_per_epoch(algorithm: AbstractAlgorithm) -> int:

@@ -22,8 +22,8 @@ from jax.core import eval_jaxpr
 from jax.extend.core import Jaxpr, Var
 from jaxtyping import Array, Bool, Float, PyTree, Scalar, Shaped
 
-from jointcv.jaxprs import depends, needed, piece, reached, size, variables
-from jointcv.linear_graph import Graph, trace_graph
+from jointcv.jaxprs import depends, flatten, needed, piece, reached, size, variables
+from jointcv.linear_graph import CALLS, Graph, strongly_typed, trace_graph
 from jointcv.linear_rules import interpret, missing_rule
 
 MAX_ROWS = 2**27  # integers held at once while the rows of A are compared
@@ -137,6 +137,36 @@ def _split_at(graph: Graph, frontier: list[Var]) -> Split:
         affine=piece([*graph.inputs, graph.z], frontier, before),
         remainder=piece([*graph.inputs, *frontier], [graph.output], behind),
         datum_structure=graph.datum_structure,
+    )
+
+
+def state(
+    predict: Callable[..., PyTree], loss: Callable[..., Scalar], z: Float[Array, " dim"], datum: PyTree
+) -> Split:
+    """The split of −loss(predict(z, datum), datum) just there. Only shapes and types of z and datum matter.
+
+    Whether `predict` is affine is for `verify` to say.
+    """
+    z, datum = jax.tree.map(strongly_typed, jax.eval_shape(lambda *inputs: inputs, z, datum))
+    before, eta = jax.make_jaxpr(predict, return_shape=True)(z, datum)
+    behind = jax.make_jaxpr(lambda eta, datum: -loss(eta, datum))(eta, datum)
+    before, behind = flatten(before, CALLS), flatten(behind, CALLS)
+    position, *inputs = before.jaxpr.invars
+    frontier = before.jaxpr.outvars
+    varying = reached(before.jaxpr.eqns, [position])
+    if not all(isinstance(out, Var) and out in varying for out in frontier):
+        raise ValueError("predict has an output in which there is no z. Leave it to loss.")
+    constvars = [*before.jaxpr.constvars, *behind.jaxpr.constvars]
+    num_parts = len(frontier)
+    behind_frontier, behind_inputs = behind.jaxpr.invars[:num_parts], behind.jaxpr.invars[num_parts:]
+    return Split(
+        constants=tuple(jnp.asarray(constant) for constant in (*before.consts, *behind.consts)),
+        num_predictors=sum(map(size, frontier)),
+        affine=piece([*constvars, *inputs, position], frontier, before.jaxpr.eqns),
+        remainder=piece(
+            [*constvars, *behind_inputs, *behind_frontier], behind.jaxpr.outvars, behind.jaxpr.eqns
+        ),
+        datum_structure=jax.tree.structure(datum),
     )
 
 

@@ -72,7 +72,7 @@ def trace_graph(
     function: Callable[..., Any], z: Shaped[Array | jax.ShapeDtypeStruct, "..."], datum: PyTree
 ) -> Graph:
     """Trace a scalar function for one datum; only the shapes and types of z and datum matter."""
-    z, datum = jax.tree.map(_strongly_typed, jax.eval_shape(lambda *inputs: inputs, z, datum))
+    z, datum = jax.tree.map(strongly_typed, jax.eval_shape(lambda *inputs: inputs, z, datum))
     if z.ndim != 1:
         raise ValueError(f"z has shape {z.shape}; pass a flat vector and unravel it inside the function.")
     closed, result = jax.make_jaxpr(function, return_shape=True)(z, datum)
@@ -95,7 +95,8 @@ def trace_graph(
     )
 
 
-def _strongly_typed(struct):
+def strongly_typed(struct):
+    """A shape with the type that an array in its place would have."""
     return jax.ShapeDtypeStruct(struct.shape, struct.dtype)
 
 

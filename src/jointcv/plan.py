@@ -1,4 +1,4 @@
-"""What is chosen where the user says nothing: view, noise, prior, memory and sampler; and a description of it.
+"""What is chosen where the user says nothing: view, noise, prior, memory, sampler and steps.
 
 linear view, K = 1   quadrature, per-datum memory in η    (two numbers a datum)
 linear view, K > 1   noise in η, per-datum memory in η    (K numbers a datum)
@@ -6,74 +6,72 @@ whole view           noise in z, fixed minibatches        (N/B locations) if the
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
-import numpy as np
+import optax
 
+from jointcv.algorithm.natural import NaturalGradient, suits
 from jointcv.checks import check_count, check_type
 from jointcv.control import AbstractControl, EnsembleCV, JointCV, SubsamplingCV
 from jointcv.elbo import Elbo, fold_prior
-from jointcv.family import MeanField
-from jointcv.linear import NoSplit, offenders, rows_vary, split, squares_hold, verify
+from jointcv.family import ConstantStart, MeanField
+from jointcv.find import find_view
 from jointcv.memory import AbstractMemory, Anchor, PerBatch, PerDatum, Snapshots, WholeTable
 from jointcv.noise import AbstractNoise, PaperNoise, ParameterNoise, PredictorNoise, Quadrature
 from jointcv.prior import closed_prior, sampled_prior
 from jointcv.problem import Problem
 from jointcv.sampler import AbstractSampler, FixedBatches, Reshuffle
+from jointcv.smoothness import propose_batch_size
 from jointcv.view import AbstractView, LinearView, WholeView, WholeViewEach
 
 MEMORY_BUDGET = 2**30
 
-
-class Found(eqx.Module):
-    """What reading the model gave: a view and, in words, why it is not a better one."""
-
-    view: AbstractView
-    reason: str = eqx.field(static=True, default="")
+Optimizer = optax.GradientTransformation | NaturalGradient
 
 
-def find_view(problem: Problem) -> Found:
-    """The smallest view of the data that the model's jaxpr shows.
+class Plan(NamedTuple):
+    """What a run is made of. Without an optimiser it is Adam, whose decay needs the length of the run."""
 
-    A few data whose predictors collide (a player against himself) move out of the data into the part that is
-    handled in full, so that the squared map holds for all that are left.
+    objective: Elbo
+    control: AbstractControl
+    sampler: AbstractSampler
+    optimizer: Optimizer | None
+
+
+def plan(
+    problem: Problem,
+    *,
+    optimizer: Optimizer | None = None,
+    batch_size: int | Literal["auto"] | None = None,
+    sampler: AbstractSampler | None = None,
+    family: MeanField | None = None,
+    **parts: Any,
+) -> Plan:
+    """What `fit` runs with these arguments, which are its own; `parts` are those of `assemble`.
+
+    Raises:
+        ValueError: where they do not go together.
     """
-    datum = jax.tree.map(lambda leaf: leaf[0], problem.data)
-    position = jnp.zeros(problem.dim, problem.dtype)
-    found = split(problem.likelihood_at, position, datum)
-    if isinstance(found, NoSplit):
-        return Found(WholeView(problem), found.reason)
-    wrong = verify(found, problem.likelihood_at, position, problem.data, jax.random.key(0))
-    if wrong is not None:
-        return Found(WholeView(problem), f"a linear view was read but does not hold: {wrong}")
-    same_rows = not rows_vary(found, datum)
-    reason = squares_hold(found, position, problem.data)
-    if reason is None:
-        return Found(LinearView(problem, found, has_squares=True, same_rows=same_rows))
-    few = np.asarray(offenders(found, position, problem.data))
-    if 0 < few.sum() <= max(16, problem.num_data // 1000) and few.sum() < problem.num_data:
-        return Found(LinearView(set_apart(problem, few), found, has_squares=True, same_rows=same_rows))
-    return Found(LinearView(problem, found, has_squares=False), reason)
-
-
-def set_apart(problem: Problem, few: np.ndarray) -> Problem:
-    """The same posterior, with the few data of this mask in the part that is not subsampled."""
-    apart = problem.take(np.flatnonzero(few))
-
-    def log_prior(z):
-        likelihoods = jax.vmap(problem.log_likelihood, (None, 0))(z, apart)
-        return problem.log_prior(z) + jnp.sum(likelihoods)
-
-    return Problem(
-        log_prior=log_prior,
-        log_likelihood=problem.log_likelihood,
-        data=problem.take(np.flatnonzero(~few)),
-        example=problem.example,
-        constrain=problem.constrain,
+    check_type("problem", problem, Problem, "Pass jointcv.Problem(...).")
+    check_type("optimizer", optimizer, Optimizer | None, "Use NaturalGradient(), optax.sgd(1e-3) or another.")
+    if batch_size == "auto" and sampler is not None:
+        raise ValueError(f"batch_size='auto' and sampler={sampler!r} disagree. Give one of them.")
+    automatic = batch_size == "auto" or (batch_size is None and sampler is None)
+    objective, control, sampler = assemble(
+        problem.without_origin(),
+        family=family,
+        sampler=sampler,
+        batch_size=None if automatic else batch_size,  # pyright: ignore
+        **parts,
     )
+    if optimizer is None and suits(objective, control):
+        optimizer = NaturalGradient()
+    if isinstance(optimizer, NaturalGradient) and isinstance(objective.view, LinearView):
+        if family is None:  # zero is where the losses of linear predictors are most curved
+            objective = dataclasses.replace(objective, family=MeanField(ConstantStart()))
+        if automatic and isinstance(sampler, Reshuffle):
+            sampler = Reshuffle(propose_batch_size(objective))
+    return Plan(objective, control, sampler, optimizer)
 
 
 def assemble(
@@ -93,6 +91,7 @@ def assemble(
         ValueError: where the given ones do not go together.
     """
     control = JointCV() if control is None else control
+    check_type("problem", problem, Problem, "Pass jointcv.Problem(...).")
     check_type("control", control, AbstractControl, "Use JointCV(), MonteCarloCV(), NaiveGradient() …")
     check_type("family", family, MeanField | None, "Use MeanField().")
     check_type("sampler", sampler, AbstractSampler | None, "Use Reshuffle(100), FixedBatches(100) …")
@@ -103,8 +102,10 @@ def assemble(
     if isinstance(noise, PaperNoise):
         view = WholeView(fold_prior(problem)) if view is None else view
     view = find_view(problem).view if view is None else view
+    _check_view(view, problem)
     if batch_size is not None:
-        check_count("batch_size", batch_size, "data")
+        batch_size = check_count("batch_size", batch_size, "data")
+    check_count("memory_budget", memory_budget, "bytes", least=0)
     _check_batch_size(batch_size if sampler is None else sampler.batch_size, view.problem.num_data)
     if isinstance(control, JointCV) and control.memory is None:
         memory = _choose_memory(view, sampler, batch_size, memory_budget)
@@ -152,6 +153,14 @@ def _default_batch_size(problem: Problem) -> int:
     return min(100, problem.num_data)
 
 
+def _check_view(view: AbstractView, problem: Problem) -> None:
+    if view.problem.dim != problem.dim or view.problem.num_data > problem.num_data:
+        raise ValueError(
+            f"view={type(view).__name__}(...) shows another problem, of {view.problem.num_data} data and "
+            f"{view.problem.dim} latent variables, not {problem.num_data} and {problem.dim}. Make it of this one."
+        )
+
+
 def _check_batch_size(batch_size: int | None, num_data: int) -> None:
     if batch_size is None:
         return
@@ -183,71 +192,3 @@ def _check_control(control: AbstractControl, noise: AbstractNoise) -> None:
             f"noise={noise!r} draws for the data of a batch; {type(control).__name__} needs one ε for all data. "
             "Use ParameterNoise()."
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class Description:
-    """What `fit` would do with a problem, readable before anything runs."""
-
-    num_data: int
-    dim: int
-    view: str
-    num_predictors: int | None
-    reason: str
-    noise: str
-    memory: str
-    table_bytes: int
-    prior: str
-
-    def __str__(self):
-        lines = [
-            f"data        {self.num_data:,} rows, {self.dim:,} latent variables",
-            f"view        {self.view}",
-            f"noise       {self.noise}",
-            f"memory      {self.memory}, {_in_bytes(self.table_bytes)}",
-            f"prior       {self.prior}",
-        ]
-        return "\n".join(lines + ([f"why         {self.reason}"] if self.reason else []))
-
-
-def describe(problem: Problem, **options: Any) -> Description:
-    """What was found in a problem and what `fit` would choose for it, with the same options.
-
-    Example:
-        >>> print(jcv.describe(problem))  # doctest: +SKIP
-        data        169,404 rows, 5,525 latent variables
-        view        linear, K = 1 predictor a datum
-        ...
-    """
-    found = find_view(problem)
-    options.setdefault("view", found.view)
-    objective, control, sampler = assemble(problem, **options)
-    view = objective.view
-    table = jax.eval_shape(lambda: control.memory.init(objective, objective.init(jax.random.key(0)), sampler))
-    table_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(table))
-    linear = isinstance(view, LinearView)
-    return Description(
-        num_data=problem.num_data,
-        dim=problem.dim,
-        view=_describe_view(view),
-        num_predictors=view.num_predictors if linear else None,
-        reason=found.reason,
-        noise=repr(objective.noise),
-        memory=f"{control.memory!r} with {sampler!r}",
-        table_bytes=table_bytes,
-        prior=type(objective.prior).__name__,
-    )
-
-
-def _describe_view(view: AbstractView) -> str:
-    if not isinstance(view, LinearView):
-        return "the whole z (D numbers a datum)"
-    predictors = f"linear, K = {view.num_predictors} predictor{'s' * (view.num_predictors > 1)} a datum"
-    return predictors if view.has_squares else f"{predictors}; log σ is not controlled"
-
-
-def _in_bytes(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
