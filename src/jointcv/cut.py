@@ -31,7 +31,7 @@ def minimum_cuts(
         sources: where ways begin.
         sinks: where they end.
 
-    Example:
+    Examples:
         >>> minimum_cuts({"a": 3, "b": 2, "c": 2}, [("a", "b"), ("b", "c")], ["a"], ["c"])
         Cuts(latest=['c'], earliest=['b'])
     """

@@ -60,7 +60,7 @@ def describe(problem: Problem, **options: Any) -> Description:
         problem: the model and its data.
         **options: those of `fit` that say what runs, from `control` to `memory_budget`.
 
-    Example:
+    Examples:
         >>> print(jcv.describe(problem))  # doctest: +SKIP
         data        169,404 rows, 5,525 latent variables
         view        linear, K = 1 predictor a datum

@@ -55,7 +55,7 @@ def linear_view(
     Raises:
         ValueError: where value or gradient is not that of the log likelihood, or `predict` is not affine.
 
-    Example:
+    Examples:
         >>> view = jcv.linear_view(
         ...     problem,
         ...     predict=lambda z, datum: datum["x"] @ z,

@@ -199,7 +199,7 @@ def fit(
     Raises:
         ValueError: for arguments that do not fit, with what to do about it.
 
-    Example:
+    Examples:
         >>> fit = jcv.fit(problem, key=jax.random.key(0))  # doctest: +SKIP
         >>> fit.sample(jax.random.key(1), 1000)  # doctest: +SKIP
     """

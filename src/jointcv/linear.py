@@ -110,7 +110,7 @@ def split(
     Returns:
         A Split with fewer predictors than z has entries, or a NoSplit with the reason.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> poisson = lambda z, datum: datum["y"] * (datum["x"] @ z) - jnp.exp(datum["x"] @ z)
         >>> split(poisson, jnp.zeros(3), {"x": jnp.ones(3), "y": jnp.array(2.0)}).num_predictors

@@ -147,7 +147,7 @@ def read_moments(function: Callable[[Float[Array, " dim"]], Scalar], z: Float[Ar
     Returns:
         Moments with function(z) = closed(z) + remainder(z).
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> moments = read_moments(lambda z: -0.5 * jnp.sum(z**2), jnp.zeros(3))
         >>> moments.is_complete, float(moments.expectation(jnp.zeros(3), jnp.ones(3)))

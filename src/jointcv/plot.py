@@ -30,7 +30,7 @@ def plot_history(fit: Fit, *, axes: Axes | None = None) -> Axes:
     Returns:
         The axes, to be changed further.
 
-    Example:
+    Examples:
         >>> plot_history(fit).figure.savefig("history.png")  # doctest: +SKIP
     """
     axes = _axes(axes, (6.0, 3.4))
@@ -107,7 +107,7 @@ def plot_intervals(
     Raises:
         ValueError: the three do not have the same length.
 
-    Example:
+    Examples:
         >>> mean, sd = fit.mean()["carrier"], fit.standard_deviation()["carrier"]  # doctest: +SKIP
         >>> plot_intervals(carriers, mean, sd)  # doctest: +SKIP
     """

@@ -22,7 +22,7 @@ class Problem(eqx.Module):
         constrain: maps z to what the user wants to see of a draw; the identity by default.
         origin: what the problem was made from, for what needs that again: the traced model of a NumPyro problem.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp, jointcv as jcv
         >>> problem = jcv.Problem(
         ...     log_prior=lambda z: -0.5 * jnp.sum(z**2),

@@ -38,7 +38,7 @@ class DoublyStochastic(AbstractObjective):
         per_datum: whether every datum of a batch is remembered at parameters of its own (`PerDatum()`,
             `Snapshots()`, `WholeTable()`), or all at one place (`Anchor()`, `PerBatch()`, or no memory).
 
-    Example:
+    Examples:
         >>> objective = jcv.DoublyStochastic(
         ...     loss=lambda w, datum, noise: (datum["y"] - (datum["x"] * noise) @ w) ** 2,
         ...     data={"x": jnp.ones((50, 3)), "y": jnp.ones(50)},

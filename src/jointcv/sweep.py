@@ -118,7 +118,7 @@ def sweep(
     Returns:
         The checkpoints, the start among them.
 
-    Example:
+    Examples:
         >>> checkpoints = jcv.sweep(algorithm, jcv.LearningRate(), [1e-2, 1e-3], keys, num_epochs=5,
         ...                         record=jcv.FullElbo(algorithm.objective))  # doctest: +SKIP
     """
