@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import jointcv as jcv
+
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -45,6 +47,16 @@ def test_links_lead_somewhere(name):
 def test_pages_with_code_are_found():
     pages = {"README.md", "docs/quickstart.md", "docs/numpyro.md", "docs/extend.md", "docs/view.md"}
     assert pages <= set(WITH_CODE)
+
+
+def test_reference_lists_every_public_name():
+    listed = {
+        line.rpartition(".")[2] for line in PAGES["docs/api.md"].read_text().splitlines() if ":::" in line
+    }
+    module = (ROOT / "src" / "jointcv" / "__init__.py").read_text()
+    public = set(re.findall(r"import \w+ as (\w+)$", module, re.MULTILINE)) - {"numpyro"}
+    assert public <= set(dir(jcv))
+    assert public - listed == set()
 
 
 def test_measured_tables_are_those_of_the_files():
