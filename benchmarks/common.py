@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -90,7 +91,12 @@ def write(path: Path | None, results: object) -> None:
         path.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def in_child(script: str, arguments: list[str], cores: set[int]) -> object:
+def read(path: Path | None) -> dict:
+    """What an earlier run has written, to go on from."""
+    return json.loads(path.read_text()) if path is not None and path.exists() else {}
+
+
+def in_child(script: str, arguments: list[str], cores: set[int]) -> Any:
     """The JSON that a script prints last, run by itself on these cores."""
     command = [sys.executable, script, *arguments]
     if hasattr(os, "sched_setaffinity"):
