@@ -3,11 +3,12 @@
     late ~ Bernoulli(logit = z_0 + z_carrier + z_origin + z_destination + z_month + z_weekday + z_hour)
 
 with all z standard normal. `naive`, `cv` and `joint` share everything but the control variate: Adam with a
-constant step, minibatches, epochs, one draw of z a step. The fourth is `jcv.fit(problem, key=key)`, with nothing else
+constant step (with `--decay` one that falls to zero), minibatches, epochs, one draw of z a step. The fourth is `jcv.fit(problem, key=key)`, with nothing else
 said but the epochs. A flight has one predictor, so the ELBO of all four is known by quadrature, without a draw.
 """
 
 import argparse
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,13 +85,11 @@ def run(problem: jcv.Problem, elbo: jcv.FullElbo, num_epochs: int, **options) ->
     return Result(fit, curve)
 
 
-def run_all(problem: jcv.Problem, num_epochs: int, batch_size: int) -> dict[str, Result]:
+def run_all(
+    problem: jcv.Problem, optimizer: optax.GradientTransformation, num_epochs: int, batch_size: int
+) -> dict[str, Result]:
     """The three estimators at the same settings, and the default."""
-    same = {
-        "optimizer": optax.adam(LEARNING_RATE),
-        "batch_size": batch_size,
-        "noise": jcv.ParameterNoise(),
-    }
+    same = {"optimizer": optimizer, "batch_size": batch_size, "noise": jcv.ParameterNoise()}
     by_quadrature, _, _ = jcv.assemble(problem)
     elbo = jcv.FullElbo(by_quadrature, num_draws=1)
     return {
@@ -198,6 +197,7 @@ def main() -> None:
     parser.add_argument("--flights", type=int, help="use only so many flights, drawn at random")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=100)
+    parser.add_argument("--decay", action="store_true", help="let Adam's step fall to zero along a cosine")
     parser.add_argument("--output", type=Path, default=Path("demo-output"))
     options = parser.parse_args()
 
@@ -207,7 +207,10 @@ def main() -> None:
         flights = flights.take(np.random.default_rng(0).permutation(len(flights.late))[: options.flights])
     problem = make_problem(flights)
     print(jcv.describe(problem), end="\n\n", flush=True)
-    results = run_all(problem, options.epochs, options.batch_size)
+    num_steps = options.epochs * math.ceil(problem.num_data / options.batch_size)
+    decayed = optax.cosine_decay_schedule(LEARNING_RATE, num_steps)
+    optimizer = optax.adam(decayed if options.decay else LEARNING_RATE)
+    results = run_all(problem, optimizer, options.epochs, options.batch_size)
     print_results(results)
     rows = carriers(flights, results["joint, default"].fit)
     print()
