@@ -3,8 +3,9 @@
     late ~ Bernoulli(logit = z_0 + z_carrier + z_origin + z_destination + z_month + z_weekday + z_hour)
 
 with all z standard normal. `naive`, `cv` and `joint` share everything but the control variate: Adam with a
-constant step (with `--decay` one that falls to zero), minibatches, epochs, one draw of z a step. The fourth is `jcv.fit(problem, key=key)`, with nothing else
-said but the epochs. A flight has one predictor, so the ELBO of all four is known by quadrature, without a draw.
+constant step (with `--decay` one that falls to zero), minibatches, epochs, one draw of z a step. The fourth is
+`jcv.fit(problem, key=key)`, with nothing else said but the epochs. A flight has one predictor, so the ELBO of all
+four is known by quadrature, without a draw.
 """
 
 import argparse
