@@ -19,7 +19,7 @@ IMPLICIT_PROMOTION = {
 }  # NumPyro's own code mixes types
 
 MOST_MAPS = 30_000
-QUICK = {"test_exact", "test_oracle", "test_statistical", "test_stochastic"}
+QUICK = {"test_exact", "test_oracle", "test_statistical", "test_stochastic", "test_random_models"}
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,11 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from jointcv.linear import NoSplit, Split, offenders, split, squares_hold, verify
+from random_models import MODELS
 
 jax.config.update("jax_enable_x64", True)
 
@@ -604,50 +604,11 @@ def test_disjoint_supports_are_preferred():
 
 # Random maps
 
-LINEAR_STEPS = {
-    "dense": lambda v, x: jnp.outer(x[: v.size], jnp.ones(v.size)) @ v,
-    "reverse": lambda v, x: jnp.flip(v),
-    "cumsum": lambda v, x: jnp.cumsum(v),
-    "scale": lambda v, x: v * x[0] / 1.7 - x[1],
-    "neighbours": lambda v, x: v - jnp.roll(v, 1),
-    "tail": lambda v, x: v[1:] if v.size > 2 else v,
-    "fold": lambda v, x: jnp.einsum("ij,i->j", v.reshape(2, -1), x[:2]) if v.size % 2 == 0 else v,
-    "gather": lambda v, x: v[jnp.array([0, -1])],
-    "data_gather": lambda v, x: v[jnp.argsort(x)[: v.size] % v.size],
-    "select": lambda v, x: jnp.where(x[: v.size] > 0, v, 2 * v[::-1]),
-    "add_axis": lambda v, x: jnp.sum(v[:, None] * x[None, :3], axis=1),
-    "vmap": lambda v, x: jax.vmap(lambda a, b: a * b + 1.0)(v, x[: v.size]),
-}
-REDUCTIONS = [
-    lambda v, x: v @ x[: v.size],
-    lambda v, x: v[-1:],
-    lambda v, x: v[jnp.argmax(x[: v.size])],
-    lambda v, x: jnp.stack([v.sum(), v[0]]),
-]
-LOSSES = [jnp.exp, jnp.sin, jax.nn.softplus, jnp.square, lambda eta: 0.3 * eta, jax.nn.relu]
-WRAPPERS = [lambda f: f, jax.jit, jax.checkpoint, lambda f: jax.vmap(f, in_axes=(0, None))]
-
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(
-    steps=st.lists(st.sampled_from(sorted(LINEAR_STEPS)), min_size=1, max_size=4),
-    reduction=st.sampled_from(REDUCTIONS),
-    loss=st.sampled_from(LOSSES),
-    wrapper=st.sampled_from(WRAPPERS),
-)
-def test_random_maps(steps, reduction, loss, wrapper):
-    batched = wrapper is WRAPPERS[-1]
-
-    def forward(v, x):
-        for step in steps:
-            v = LINEAR_STEPS[step](v, x)
-        return jnp.sum(loss(reduction(v, x)))
-
-    def function(z, x):
-        return jnp.sum(wrapper(forward)(z.reshape(2, 6) if batched else z, x))
-
-    dim = 12 if batched else 6
-    z, data = random_z(dim), jax.random.normal(KEY, (3, 6))
+@given(function=MODELS)
+def test_random_maps(function):
+    z, data = random_z(function.dim), jax.random.normal(KEY, (3, 6))
     parts = found(function, z, data)
     assert parts.num_predictors <= 4
     assert verify(parts, function, z, data, KEY) is None
