@@ -172,7 +172,7 @@ def _draw_runs(axes, results: dict[str, Result]) -> None:
     axes.set_ylabel("nats")
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.grid(axis="y", color="#e6e6e6")
-    axes.legend(frameon=False, loc="upper right", bbox_to_anchor=(1, 0.88))
+    axes.legend(frameon=False, ncols=len(results), loc="upper center", bbox_to_anchor=(0.45, -0.11))
 
 
 def _draw_carriers(axes, rows: list[Carrier]) -> None:
