@@ -14,6 +14,7 @@ import numpyro.distributions as dist  # noqa: E402
 import pytest  # noqa: E402
 from numpyro import handlers  # noqa: E402
 from numpyro.contrib.control_flow import scan  # noqa: E402
+from numpyro.infer.reparam import LocScaleReparam  # noqa: E402
 from numpyro.infer.util import constrain_fn, potential_energy  # noqa: E402
 
 from jointcv.numpyro_model import from_numpyro, trace_model  # noqa: E402
@@ -408,6 +409,22 @@ def test_statements_without_a_prior():
     refuses(hidden, REAL, match="random numbers outside")
     refuses(delta, REAL, match="'mean' has a Delta")
     refuses(nothing, REAL, match="no latent site")
+    learned = handlers.reparam(learned_centering, config={"effect": LocScaleReparam()})
+    refuses(learned, REAL, match="'effect_centered' is a numpyro.param.*centered=0")
+
+
+def learned_centering(y):
+    effect = numpyro.sample("effect", dist.Normal(numpyro.sample("mean", dist.Normal(0, 1)), 1))
+    with_data(y, effect)
+
+
+def test_no_observed_site():
+    def model(y):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        with numpyro.plate("data", N) as idx:
+            numpyro.sample("y", dist.Normal(mean, 1), obs=None if y is None else y[idx])
+
+    refuses(model, None, match="no observed site")
 
 
 def test_supports_without_a_transform():

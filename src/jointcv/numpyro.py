@@ -26,15 +26,16 @@ from numpyro.optim import Minimize
 from jointcv.algorithm.gradient import GradientDescent
 from jointcv.algorithm.interface import AbstractAlgorithm
 from jointcv.algorithm.natural import NaturalGradient
+from jointcv.checks import check_count
 from jointcv.control import AbstractControl
 from jointcv.family import MeanField, MeanFieldParams
 from jointcv.guide import GUIDES, GuideMap, GuideStart, map_guide, through_guide
 from jointcv.loop import result
 from jointcv.memory import NoMemory
-from jointcv.numpyro_model import trace_model
+from jointcv.numpyro_model import NumPyroModel, trace_model
 from jointcv.plan import assemble
 from jointcv.sampler import AbstractSampler
-from jointcv.stepwise import begin, run_chunks, run_steps, stable_step, step
+from jointcv.stepwise import Progress, begin, run_chunks, run_steps, stable_step, step
 
 LOSSES = (Trace_ELBO, TraceMeanField_ELBO)  # the same expectation under a mean field
 PROBES = 16  # entries of an array that are compared where it is traced
@@ -47,6 +48,8 @@ class _Bound(NamedTuple):
     kwargs: dict[str, Any]
     algorithm: AbstractAlgorithm
     guide: GuideMap
+    params: dict[str, tuple[int, ...]]  # shapes, by the guide's names
+    progress: list[tuple[int, ...]]  # shapes of a state
 
 
 class SVI:
@@ -68,7 +71,7 @@ class SVI:
     Raises:
         ValueError: for a guide, a loss or an optimiser that it cannot serve.
 
-    Example:
+    Examples:
         >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(1e-2), Trace_ELBO())  # doctest: +SKIP
         >>> result = svi.run(jax.random.key(0), 10_000, X, y)  # doctest: +SKIP
         >>> svi.guide.sample_posterior(jax.random.key(1), result.params)  # doctest: +SKIP
@@ -91,10 +94,10 @@ class SVI:
         _check_loss(loss)
         self.model, self.guide, self.loss, self.static_kwargs = model, guide, loss, static_kwargs
         self.control, self.sampler, self.data_plate = control, sampler, data_plate
-        # NumPyro's own: it accepts the same optimisers, sets up the guide and evaluates the loss.
+        # NumPyro's own accepts the same optimisers and sets up the guide, with the model that it was made of.
         natural = isinstance(optim, NaturalGradient)
         self._numpyro = numpyro.infer.SVI(
-            model, guide, numpyro.optim.SGD(1.0) if natural else optim, loss, **static_kwargs
+            guide.model, guide, numpyro.optim.SGD(1.0) if natural else optim, loss, **static_kwargs
         )
         self.optim = optim if natural else self._numpyro.optim
         if isinstance(self.optim, Minimize):
@@ -113,17 +116,19 @@ class SVI:
             init_params: values of the guide's parameters in place of its own start, by name.
             **kwargs: keyword arguments of the model.
         """
+        bound, other = self._bind(rng_key, args, kwargs)
+        _check_init_params(init_params, bound.params)
         first = self._numpyro.init(rng_key, *args, init_params=init_params, **kwargs)
-        bound = self._bind(args, kwargs)
         params = bound.guide.read(self._numpyro.get_params(first))
         algorithm = eqx.tree_at(lambda a: a.objective.family.start, bound.algorithm, GuideStart(params))
-        return SVIState(begin(algorithm, _typed(first.rng_key)), None, first.rng_key)
+        progress = _refuse_others(begin(algorithm, _typed(first.rng_key)), other)
+        return SVIState(progress, None, first.rng_key)
 
     def get_params(self, svi_state: SVIState) -> dict[str, Array]:
         """The guide's parameters by name."""
         if self._bound is None:
             raise ValueError("This SVI has not seen its model's arguments. Call init() or run() first.")
-        return self._bound.guide.write(result(self._bound.algorithm, svi_state.optim_state.run))
+        return self._bound.guide.write(result(self._bound.algorithm, _progress(svi_state).run))
 
     def update(
         self, svi_state: SVIState, *args, forward_mode_differentiation: bool = False, **kwargs
@@ -140,18 +145,16 @@ class SVI:
             The next state, and the step's estimate of the loss.
         """
         _check_reverse_mode(forward_mode_differentiation)
-        bound, other = self._bound_to(args, kwargs)
-        progress, loss = step(bound.algorithm, svi_state.optim_state)
-        return svi_state._replace(optim_state=progress), _refuse_others(loss, other)
+        progress, loss = step(*self._going_on(svi_state, args, kwargs))
+        return svi_state._replace(optim_state=progress), loss
 
     def stable_update(
         self, svi_state: SVIState, *args, forward_mode_differentiation: bool = False, **kwargs
     ) -> tuple[SVIState, Array]:
         """As `update`; but a step with a non-finite loss or gradient is skipped, and the run goes on."""
         _check_reverse_mode(forward_mode_differentiation)
-        bound, other = self._bound_to(args, kwargs)
-        progress, loss = stable_step(bound.algorithm, svi_state.optim_state)
-        return svi_state._replace(optim_state=progress), _refuse_others(loss, other)
+        progress, loss = stable_step(*self._going_on(svi_state, args, kwargs))
+        return svi_state._replace(optim_state=progress), loss
 
     def run(
         self,
@@ -181,52 +184,60 @@ class SVI:
         Returns:
             The guide's parameters, the last state, and the loss of every step.
         """
-        if num_steps < 1:
-            raise ValueError(f"num_steps={num_steps} must be a positive integer.")
+        check_count("num_steps", num_steps, "steps")
         _check_reverse_mode(forward_mode_differentiation)
         if init_state is None:
             state = self.init(rng_key, *args, init_params=init_params, **kwargs)
         else:
             state = init_state
-        algorithm = self._bound_to(args, kwargs)[0].algorithm
-        if stable_update or isinstance(state.rng_key, Tracer):
-            progress, losses = run_steps(algorithm, state.optim_state, num_steps, stable_update)
+        algorithm, progress = self._going_on(state, args, kwargs)
+        if stable_update or _is_traced(progress):
+            progress, losses = run_steps(algorithm, progress, num_steps, stable_update)
         else:
-            progress, losses = run_chunks(algorithm, state.optim_state, num_steps, progress_bar)
+            progress, losses = run_chunks(algorithm, progress, num_steps, progress_bar)
         state = state._replace(optim_state=progress)
         return SVIRunResult(self.get_params(state), state, losses)
 
     def evaluate(self, svi_state: SVIState, *args, **kwargs) -> Array:
         """NumPyro's own loss at the state's parameters, on any data."""
-        step = svi_state.optim_state.run.step
-        key = jax.random.fold_in(svi_state.rng_key, step)
+        key = jax.random.fold_in(svi_state.rng_key, _progress(svi_state).run.step)
         params = self.get_params(svi_state)
         return self.loss.loss(key, params, self.model, self.guide, *args, **kwargs, **self.static_kwargs)
 
-    def _bound_to(self, args, kwargs) -> tuple[_Bound, Bool[Scalar, ""] | None]:
-        """What belongs to these arguments; and, where they are traced, whether they are others after all."""
+    def _going_on(self, svi_state: SVIState, args, kwargs) -> tuple[AbstractAlgorithm, Progress]:
+        """The algorithm of these arguments, and the state in it; both must belong to each other."""
         if self._bound is None:
-            self._numpyro.init(jax.random.key(0), *args, **kwargs)
-            return self._bind(args, kwargs), None
-        return self._bound, _differ((self._bound.args, self._bound.kwargs), (args, kwargs))
+            bound, other = self._bind(jax.random.key(0), args, kwargs)
+        else:
+            bound, other = self._bound, _differ((self._bound.args, self._bound.kwargs), (args, kwargs))
+        progress = _progress(svi_state)
+        if _shapes(progress) != bound.progress:
+            raise ValueError(OTHER_STATE)
+        return bound.algorithm, _refuse_others(progress, other)
 
-    def _bind(self, args, kwargs) -> _Bound:
-        if self._bound is not None and _identical((self._bound.args, self._bound.kwargs), (args, kwargs)):
-            return self._bound
+    def _bind(self, rng_key, args, kwargs) -> tuple[_Bound, Bool[Scalar, ""] | None]:
+        """What belongs to these arguments, read once; and, where they are traced, whether they are others after all."""
+        if self._bound is not None:
+            before = self._bound.args, self._bound.kwargs
+            if _is_traced((args, kwargs)) or _identical(before, (args, kwargs)):
+                return self._bound, _differ(before, (args, kwargs))
         _check_concrete(args, kwargs)
-        traced = trace_model(
+        model = trace_model(
             partial(_call, self.model), args, kwargs | self.static_kwargs, data_plate=self.data_plate
         )
-        problem = traced.problem()
+        problem = model.problem()
+        batch_size = _batch_size(model) if self.sampler is None else None
+        if self.guide.prototype_trace is None:
+            self._numpyro.init(rng_key, *args, **kwargs)
+        guide = map_guide(self.guide, problem)
         zeros = jnp.zeros(problem.dim, problem.dtype)
         objective, control, sampler = assemble(
             problem,
             control=self.control,
             family=MeanField(GuideStart(MeanFieldParams(zeros, zeros))),
             sampler=self.sampler,
-            batch_size=self._batch_size(traced.data_plate) if self.sampler is None else None,
+            batch_size=batch_size,
         )
-        guide = map_guide(self.guide, problem)
         if not isinstance(self.optim, NaturalGradient):
             naive = 0 if isinstance(control.memory, NoMemory) else sampler.steps_per_epoch(objective.num_data)
             optimizer = through_guide(self.optim, guide)
@@ -239,17 +250,33 @@ class SVI:
             )
         else:
             algorithm = self.optim.build(objective, control, sampler)
-        self._bound = _Bound(args, kwargs, algorithm, guide)
-        return self._bound
-
-    def _batch_size(self, plate: str | None) -> int | None:
-        """The plate's subsample size, where it has one."""
-        size, subsample_size = self.guide.prototype_trace[plate]["args"]  # pyright: ignore
-        return None if subsample_size == size else subsample_size
+        params = {name: leaf.shape for name, leaf in guide.write(MeanFieldParams(zeros, zeros)).items()}
+        progress = _shapes(jax.eval_shape(begin, algorithm, jax.random.key(0)))
+        self._bound = _Bound(args, kwargs, algorithm, guide, params, progress)
+        return self._bound, None
 
 
 def _call(model, args, kwargs):
     return model(*args, **kwargs)
+
+
+def _batch_size(model: NumPyroModel) -> int | None:
+    """The plate's subsample size, where it has one."""
+    size = model.subsample_size
+    if size is not None and size > model.num_data:
+        raise ValueError(
+            f"Plate '{model.data_plate}' has subsample_size={size}, more than its {model.num_data} data. Use at most "
+            "that many; all the data belong to one call, minibatches are drawn inside."
+        )
+    return None if size == model.num_data else size
+
+
+def _shapes(progress: Progress) -> list[tuple[int, ...]]:
+    return [jnp.shape(leaf) for leaf in jax.tree.leaves(progress)]
+
+
+def _is_traced(tree) -> bool:
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def _typed(key):
@@ -286,12 +313,19 @@ def _check_loss(loss) -> None:
 
 
 def _check_concrete(args, kwargs) -> None:
-    leaves = [*jax.tree.leaves((args, kwargs)), jnp.zeros(())]
-    if any(isinstance(leaf, Tracer) for leaf in leaves):
+    if _is_traced((args, kwargs, jnp.zeros(()))):
         raise ValueError(
             "The model is read when its arguments are first seen, which cannot happen inside jax.jit. Call init() "
-            "outside; update() may be compiled."
+            "with them outside first; then init(), update() and run() may be compiled."
         )
+
+
+def _check_init_params(init_params: dict[str, Any] | None, shapes: dict[str, tuple[int, ...]]) -> None:
+    for name, value in (init_params or {}).items():
+        if jnp.shape(value) != shapes.get(name):
+            raise ValueError(
+                f"init_params[{name!r}] has the shape {jnp.shape(value)}; the guide's parameters are {shapes}."
+            )
 
 
 def _check_reverse_mode(forward: bool) -> None:
@@ -302,10 +336,21 @@ def _check_reverse_mode(forward: bool) -> None:
         )
 
 
+OTHER_STATE = (
+    "The state is not one of this SVI and these arguments. Pass what init(), update() or run() of jointcv.numpyro.SVI "
+    "returned for the same arguments."
+)
+
 OTHER_ARGUMENTS = (
     "The model's arguments are not those that init() had. A run remembers every datum, so pass all the data to init() "
     "and the same arguments to update(): minibatches are drawn inside. For new data call init() again."
 )
+
+
+def _progress(svi_state: SVIState) -> Progress:
+    if not isinstance(svi_state.optim_state, Progress):
+        raise ValueError(OTHER_STATE)
+    return svi_state.optim_state
 
 
 def _identical(before, now) -> bool:
@@ -328,11 +373,23 @@ def _differ(before, now) -> Bool[Scalar, ""] | None:
             continue
         if isinstance(other, Tracer) and jnp.shape(leaf) == jnp.shape(other):
             probes = np.linspace(0, np.size(leaf) - 1, min(PROBES, np.size(leaf))).astype(int)
-            traced.append(jnp.any(jnp.ravel(other)[probes] != np.ravel(leaf)[probes]))
-        elif isinstance(other, Tracer) or not np.array_equal(leaf, other):
+            traced.append(jnp.any(_unequal(jnp.ravel(other)[probes], np.ravel(leaf)[probes])))
+        elif (
+            isinstance(other, Tracer) or jnp.shape(leaf) != jnp.shape(other) or np.any(_unequal(leaf, other))
+        ):
             raise ValueError(OTHER_ARGUMENTS)
     return jnp.any(jnp.stack(traced)) if traced else None
 
 
-def _refuse_others(loss: Array, differ: Bool[Scalar, ""] | None) -> Array:
-    return loss if differ is None else eqx.error_if(loss, differ, OTHER_ARGUMENTS)
+def _unequal(one, other):
+    """Where entries differ; a missing value, NaN, is what it was."""
+    return (one != other) & ((one == one) | (other == other))
+
+
+def _refuse_others(progress: Progress, differ: Bool[Scalar, ""] | None) -> Progress:
+    if differ is None:
+        return progress
+    # Whatever comes of the state hangs on the number of its step.
+    return eqx.tree_at(
+        lambda p: p.run.step, progress, eqx.error_if(progress.run.step, differ, OTHER_ARGUMENTS)
+    )

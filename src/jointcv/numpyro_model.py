@@ -51,7 +51,7 @@ def from_numpyro(
         The problem. Its `constrain` gives latent and deterministic sites by name, except deterministic sites
         in the data plate: they have a value for every datum, N times the cost and memory of the others.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
         >>> def model(x, y):
         ...     w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
@@ -93,6 +93,7 @@ def trace_model(
     traced = NumPyroModel(
         call=call,
         data_plate=plate,
+        subsample_size=None if plate is None else full.plates[plate].subsample_size,
         num_data=num_data,
         latent_sites=tuple(full.latents),
         likelihood_sites=tuple(terms.likelihood),
@@ -131,6 +132,7 @@ class NumPyroModel(eqx.Module):
 
     call: Call = eqx.field(static=True)
     data_plate: str | None = eqx.field(static=True)
+    subsample_size: int | None = eqx.field(static=True)
     num_data: int = eqx.field(static=True)
     latent_sites: tuple[str, ...] = eqx.field(static=True)
     likelihood_sites: tuple[str, ...] = eqx.field(static=True)

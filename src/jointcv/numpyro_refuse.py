@@ -55,7 +55,8 @@ class Kinds(Messenger):
         if msg["type"] in ("param", "mutable"):
             raise ValueError(
                 f"Site '{name}' is a numpyro.{msg['type']} statement; only latent variables are inferred. "
-                "Give it a prior with numpyro.sample, or pass its value as an argument."
+                "Give it a prior with numpyro.sample, or pass its value as an argument (centered=0 for a "
+                "LocScaleReparam)."
             )
         if msg["type"] == "sample" and not msg["is_observed"]:
             _check_latent(name, msg["fn"], msg.get("_control_flow_done", False))
@@ -92,6 +93,10 @@ def choose_data_plate(structure: Structure, asked: str | None) -> str:
     observed = {name for site in structure.sites.values() if site.is_observed for name in site.plates}
     local = {name for site in structure.latents.values() for name in site.plates}
     candidates = subsampled or sorted(observed - local)
+    if not any(site.is_observed for site in structure.sites.values()):
+        raise ValueError(
+            "The model has no observed site. Pass it the data, so that a numpyro.sample statement has obs=y[idx]."
+        )
     if asked is not None:
         candidates = [name for name in structure.plates if name == asked]
         if not candidates:
@@ -113,7 +118,7 @@ def choose_data_plate(structure: Structure, asked: str | None) -> str:
         raise ValueError(
             f"The model has no plate that holds observed sites and no latent ones. {found}"
             "Put the observations in `with numpyro.plate(name, N) as idx`, or pass the arguments that hold "
-            "the rows as data={'X': X, 'y': y}."
+            "the rows to jointcv.from_numpyro as data={'X': X, 'y': y}."
         )
     if candidates[0] not in structure.plates:
         raise ValueError(f"Plate '{candidates[0]}' was created outside the model. Create it inside.")
@@ -196,7 +201,7 @@ def _refuse_ignored_indices(inside: dict[str, Site], plate: str) -> None:
                 f"Site '{name}' ignores the indices of plate '{plate}': for 1 index it has {length} rows, so "
                 "that subsampling would inflate its likelihood. Index its arguments (`with "
                 f"numpyro.plate('{plate}', N) as idx`, X[idx], obs=y[idx]), use numpyro.subsample, or pass "
-                "the arguments as data={'X': X, 'y': y}."
+                "the arguments to jointcv.from_numpyro as data={'X': X, 'y': y}."
             )
 
 

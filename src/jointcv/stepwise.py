@@ -29,6 +29,7 @@ def begin(algorithm: AbstractAlgorithm, key) -> Progress:
     return _with_schedule(algorithm, start(algorithm, key))
 
 
+@eqx.filter_jit
 def step(algorithm: AbstractAlgorithm, progress: Progress) -> tuple[Progress, Float[Scalar, ""]]:
     """One step and its loss: NaN from the first step on that is not finite."""
     run = progress.run
@@ -40,6 +41,7 @@ def step(algorithm: AbstractAlgorithm, progress: Progress) -> tuple[Progress, Fl
     return Progress(run, schedule), jnp.where(run.alive, info.loss[0], jnp.nan)
 
 
+@eqx.filter_jit
 def stable_step(algorithm: AbstractAlgorithm, progress: Progress) -> tuple[Progress, Float[Scalar, ""]]:
     """One step and its loss; a step that is not finite leaves only its number, and a loss of NaN."""
     before = progress.run
