@@ -5,7 +5,7 @@ WORKERS ?= 2
 
 bin := .venv/bin
 versions := constraints/versions.txt
-benchmarks := steps memory natural
+benchmarks := steps memory natural ablation glms
 
 .PHONY: demo test lint format docs bench clean
 
@@ -29,7 +29,7 @@ docs: .venv/installed-docs
 
 bench: $(benchmarks:%=bench-output/%.json)
 
-# A benchmark is run again each time it is asked for.
+# A benchmark is run again each time it is asked for; natural and ablation go on from the runs that their file has.
 .PHONY: $(benchmarks:%=bench-output/%.json)
 bench-output/%.json: .venv/installed-dev
 	mkdir -p bench-output

@@ -51,6 +51,18 @@ def double(problem: jcv.Problem) -> jcv.Problem:
     )
 
 
+def exact_objective(problem: jcv.Problem) -> jcv.Elbo:
+    """The objective with 100 nodes of quadrature, or noise in η; of a problem in float64."""
+    view = jcv.find_view(problem).view
+    scalar = view.num_predictors == 1  # pyright: ignore
+    noise = jcv.Quadrature(NODES) if scalar else jcv.PredictorNoise()
+    return jcv.assemble(problem, view=view, noise=noise)[0]
+
+
+def in_double(params: jcv.MeanFieldParams) -> jcv.MeanFieldParams:
+    return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), params)
+
+
 def _estimate(draws: np.ndarray) -> dict[str, float]:
     return {"elbo": float(draws.mean()), "standard_error": float(draws.std(ddof=1) / draws.size**0.5)}
 
@@ -59,12 +71,12 @@ def _exact(problem: jcv.Problem) -> Judge:
     with jax.enable_x64(True):
         problem = double(problem)
         own, _, _ = jcv.assemble(problem)
-        exact, _, _ = jcv.assemble(problem, noise=jcv.Quadrature(NODES))
+        exact = exact_objective(problem)
         elbo, gradient = eqx.filter_jit(jcv.FullElbo(exact, 1)), eqx.filter_jit(full_gradient)
 
     def look(params):
         with jax.enable_x64(True):
-            params = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), jnp.float64), params)
+            params = in_double(params)
             norms = [optax.tree.norm(gradient(one, params, jax.random.key(0))) for one in (own, exact)]
             return {
                 "elbo": float(elbo(params)[0]),

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -153,23 +154,12 @@ def lbfgs(problem: jcv.Problem, record: Record, num_epochs: int, wide: bool) -> 
     params = jcv.MeanField(jcv.ConstantStart()).init(KEY, objective.problem)
     flat, unravel = ravel_pytree(params)
 
-    chunk_size = min(PASS_SIZE, problem.num_data)
-
-    @eqx.filter_jit
-    def value_and_gradient(flat, objective):
-        def value(flat):
-            values = full_values(objective, unravel(flat), KEY, num_draws=draws, chunk_size=chunk_size)
-            return jnp.mean(values)
-
-        return jax.value_and_grad(value)(flat)
-
-    passes = 0
+    passes, value_and_gradient = 0, for_scipy(objective, unravel, flat.dtype, draws)
 
     def evaluate(position: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal passes
         passes += 1
-        value, gradient = value_and_gradient(jnp.asarray(position, flat.dtype), objective)
-        return float(value), np.asarray(gradient, np.float64)
+        return value_and_gradient(position)
 
     evaluate(np.asarray(flat))
     first, began = time.perf_counter() - began, time.perf_counter()
@@ -188,6 +178,27 @@ def lbfgs(problem: jcv.Problem, record: Record, num_epochs: int, wide: bool) -> 
         evaluate, np.asarray(flat, np.float64), jac=True, method="L-BFGS-B", callback=look, options=limits
     )
     record.notes = {"evaluations": float(passes), "success": float(ended.success)}
+
+
+def for_scipy(
+    objective: jcv.Elbo, unravel: Callable[[Any], jcv.MeanFieldParams], dtype, num_draws: int
+) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
+    """The negative ELBO on the full data, with draws that stay the same, and its gradient in a flat vector."""
+    chunk_size = min(PASS_SIZE, objective.num_data)
+
+    @eqx.filter_jit
+    def compiled(flat, objective):
+        def value(flat):
+            values = full_values(objective, unravel(flat), KEY, num_draws=num_draws, chunk_size=chunk_size)
+            return jnp.mean(values)
+
+        return jax.value_and_grad(value)(flat)
+
+    def evaluate(position: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = compiled(jnp.asarray(position, dtype), objective)
+        return float(value), np.asarray(gradient, np.float64)
+
+    return evaluate
 
 
 Method = partial[None]  # of a problem and a record, with the `num_epochs` that it takes
