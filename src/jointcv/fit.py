@@ -126,7 +126,9 @@ class Fit(eqx.Module):
         )
         return Estimate(-value.value, value.standard_error)
 
-    def extend(self, *, num_epochs: int | None = None, num_steps: int | None = None, **options: Any) -> "Fit":
+    def extend(
+        self, *, num_epochs: int | float | None = None, num_steps: int | None = None, **options: Any
+    ) -> "Fit":
         """The same run, so many epochs or steps longer; the result is that of one longer run.
 
         A step that decays over the run goes on decaying: that of `fit`'s own Adam is zero by the end of its run.
@@ -157,7 +159,7 @@ def fit(
     family: MeanField | None = None,
     optimizer: optax.GradientTransformation | NaturalGradient | None = None,
     batch_size: int | Literal["auto"] | None = None,
-    num_epochs: int | None = None,
+    num_epochs: int | float | None = None,
     num_steps: int | None = None,
     sampler: AbstractSampler | None = None,
     view: AbstractView | None = None,
@@ -332,7 +334,7 @@ def _stops(first: int, last: int, every: int | None, steps_per_epoch: int) -> li
     return [*stops, last]
 
 
-def _num_steps(num_epochs: int | None, num_steps: int | None, steps_per_epoch: int) -> int:
+def _num_steps(num_epochs: int | float | None, num_steps: int | None, steps_per_epoch: int) -> int:
     if num_epochs is not None and num_steps is not None:
         raise ValueError(
             f"num_epochs={num_epochs} and num_steps={num_steps} are both given. Give one of them."

@@ -108,7 +108,7 @@ def assemble(
     check_count("memory_budget", memory_budget, "bytes", least=0)
     _check_batch_size(batch_size if sampler is None else sampler.batch_size, view.problem.num_data)
     if isinstance(control, JointCV) and control.memory is None:
-        memory = _choose_memory(view, sampler, batch_size, memory_budget)
+        memory = _choose_memory(view, sampler, batch_size, noise, memory_budget)
         control = dataclasses.replace(control, memory=memory)
     memory: AbstractMemory = control.memory  # pyright: ignore
     if sampler is None:
@@ -131,7 +131,7 @@ def assemble(
     return objective, control, sampler
 
 
-def _choose_memory(view, sampler, batch_size, budget: int) -> AbstractMemory:
+def _choose_memory(view, sampler, batch_size, noise, budget: int) -> AbstractMemory:
     if isinstance(view, LinearView):
         return PerDatum() if sampler is None or sampler.visits_once else WholeTable()
     if sampler is not None and not isinstance(sampler, FixedBatches):
@@ -139,6 +139,8 @@ def _choose_memory(view, sampler, batch_size, budget: int) -> AbstractMemory:
     num_data = view.problem.num_data
     size = sampler.batch_size if sampler is not None else batch_size or _default_batch_size(view.problem)
     num_bytes = -(-num_data // size) * view.problem.dim * view.problem.dtype.itemsize
+    if isinstance(noise, PaperNoise):
+        num_bytes *= 2  # σ^n too
     return PerBatch() if num_bytes <= budget else Anchor()
 
 
