@@ -84,6 +84,25 @@ CASES = {
     "a string for data": (problem(data="rows.csv"), ["data", "rows.csv", "Pass arrays"]),
     "strings in the data": (problem(data={"x": X3, "y": np.array(["a"] * N)}), ["data", "'a'", "encode"]),
     "objects in the data": (problem(data={"x": X3, "y": np.array([None] * N)}), ["data", "None", "encode"]),
+    "lists in the data": (problem(data={"x": X3.tolist(), "y": BINARY}), ["data", "np.asarray of a list"]),
+    "a z that is not finite": (problem(example=np.full(3, np.nan)), ["example", "non-finite", "zeros"]),
+    "objects for parameters": (
+        problem(example=np.array([None] * 3)),
+        ["example", "object", "floating-point"],
+    ),
+    "a z of another shape than the likelihood's": (
+        problem(example=np.zeros(4)),
+        ["log_likelihood", "(4,)", "one row of the data"],
+    ),
+    "a likelihood of a missing column": (
+        problem(log_likelihood=lambda z, d: d["price"]),
+        ["log_likelihood", "price", "one row of the data"],
+    ),
+    "a likelihood of one argument": (
+        problem(log_likelihood=lambda z: z[0]),
+        ["log_likelihood", "cannot be called", "log_likelihood(z, datum)"],
+    ),
+    "constraints that are no function": (problem(constrain=3), ["constrain=3", "function"]),
     "integer parameters": (problem(example=np.zeros(3, int)), ["example", "int", "floating-point"]),
     "boolean parameters": (problem(example=np.zeros(3, bool)), ["example", "bool", "floating-point"]),
     "a string for parameters": (problem(example="z"), ["example", "floating-point"]),
@@ -132,6 +151,26 @@ CASES = {
     "no epochs": (fit(num_steps=None, num_epochs=0), ["num_epochs=0", "at least one"]),
     "negative epochs": (fit(num_steps=None, num_epochs=-2), ["num_epochs=-2", "at least one"]),
     "epochs in words": (fit(num_steps=None, num_epochs="ten"), ["num_epochs='ten'", "at least one"]),
+    "part of a step": (fit(num_steps=2.5), ["num_steps=2.5", "whole"]),
+    "a budget in words": (fit(memory_budget="1 GB"), ["memory_budget='1 GB'", "0 or more"]),
+    "a negative budget": (fit(memory_budget=-1), ["memory_budget=-1", "0 or more"]),
+    "naive epochs before natural steps": (fit(naive_epochs=2), ["naive_epochs=2", "pass an optax optimizer"]),
+    "a batch in words": (fit(batch_size="big"), ["batch_size='big'", "whole number"]),
+    "two ways to choose a batch": (
+        fit(batch_size="auto", sampler=jcv.Reshuffle(7)),
+        ["batch_size='auto'", "Reshuffle", "Give one"],
+    ),
+    "a seed in words": (lambda: jcv.FixedBatches(B, seed="a"), ["FixedBatches", "seed='a'", "0 or more"]),
+    "options beside an algorithm": (
+        lambda: jcv.fit(compose("logistic", "parameter"), key=KEY, num_steps=1, control=jcv.JointCV()),
+        ["control", "beside an algorithm", "Leave them out"],
+    ),
+    "a view of other data": (
+        fit(view=jcv.WholeView(PROBLEMS["logistic2"])),
+        ["view=WholeView", "another problem", "of this one"],
+    ),
+    "nothing to describe": (lambda: jcv.describe(X3), ["problem", "jointcv.Problem"]),
+    "nothing to look at": (lambda: jcv.find_view(X3), ["problem", "jointcv.Problem"]),
     "negative naive epochs": (fit(naive_epochs=-1), ["naive_epochs=-1", "0 or more"]),
     "an empty chunk": (fit(chunk_size=0), ["chunk_size=0", "1 or more"]),
     "no epochs between ELBOs": (fit(elbo_every=0), ["elbo_every=0", "1 or more"]),
@@ -204,6 +243,20 @@ CASES = {
         fit(family=jcv.MeanField(jcv.GivenStart(np.zeros(4)))),
         ["GivenStart(position", "(4,)", "example's shapes"],
     ),
+    "a start that is not finite": (
+        lambda: jcv.GivenStart(np.full(3, np.inf)),
+        ["GivenStart(position", "non-finite"],
+    ),
+    "a start in words": (lambda: jcv.MeanField("zero"), ["MeanField(start=...)='zero'", "RandomStart()"]),
+    "a class for a start": (
+        lambda: jcv.MeanField(jcv.RandomStart),
+        ["RandomStart", "class", "GivenStart(z)"],
+    ),
+    "a scale that is no number": (lambda: jcv.RandomStart("a"), ["RandomStart(log_scale", "'a'", "finite"]),
+    "a scale that is NaN": (
+        lambda: jcv.ConstantStart(0.0, np.nan),
+        ["ConstantStart(log_scale", "nan", "finite"],
+    ),
     # by hand
     "joint without a memory": (by_hand(jcv.JointCV()), ["control", "JointCV(PerDatum())"]),
     "a table and replacement, by hand": (
@@ -263,6 +316,11 @@ def test_what_looks_odd_and_is_right():
         jcv.EnsembleCV(weight)
     compose("logistic", "parameter", sampler=jcv.Reshuffle(np.int64(N)))
     fit(num_steps=None, num_epochs=0.3, optimizer=optax.sgd(1e-3))()
+    three = np.int64(3)
+    done = fit(
+        num_steps=three, batch_size=three, chunk_size=three, naive_epochs=three, optimizer=optax.sgd(1e-3)
+    )()
+    assert done.sample(KEY, three).shape == (3, 3)
 
 
 def _listed(z, datum=None):
@@ -274,3 +332,11 @@ def test_few_data():
     one = jcv.Problem(**(GOOD | {"data": {"x": X3[:1], "y": BINARY[:1]}}))
     done = jcv.fit(one, key=KEY, num_epochs=2, optimizer=optax.sgd(1e-3))
     assert done.status == "completed" and np.isfinite(done.history["loss"]).all()
+
+
+def test_numbers_beyond_single_precision():
+    """Where JAX is as it comes, 2⁴⁰ would silently become 0, and 1e300 infinite."""
+    with jax.enable_x64(False):
+        for name, value in (("seen", np.full(N, 2**40)), ("price", np.full(N, 1e300))):
+            with pytest.raises(ValueError, match="data has .* row 0, or one beyond"):
+                jcv.Problem(**(GOOD | {"data": {"x": X3, "y": BINARY, name: value}}))

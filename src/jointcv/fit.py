@@ -211,7 +211,7 @@ def fit(
     parts: dict[str, Any] = dict(control=control, family=family, optimizer=optimizer, batch_size=batch_size)
     parts |= dict(sampler=sampler, view=view, noise=noise)
     if naive_epochs is not None:
-        check_count("naive_epochs", naive_epochs, "epochs", least=0)
+        naive_epochs = check_count("naive_epochs", naive_epochs, "epochs", least=0)
     if isinstance(problem, AbstractAlgorithm):
         algorithm = problem
         _check_alone(parts | dict(naive_epochs=naive_epochs))
