@@ -57,6 +57,10 @@ def by_hand(control, sampler=None, **options):
     return build
 
 
+def descent():
+    return jcv.GradientDescent(objective()(), jcv.NaiveGradient(), jcv.Reshuffle(B), optax.sgd(1e-3))
+
+
 @lru_cache
 def finished():
     return jcv.fit(PROBLEMS["logistic"], key=KEY, num_steps=1, batch_size=B, optimizer=optax.sgd(1e-3))
@@ -288,7 +292,20 @@ CASES = {
     "an integer start": (objective(start=np.zeros(2, int)), ["start", "int", "floating-point"]),
     "an empty data set": (objective(data={"x": X2[:0]}), ["data", "N = 0", "at least one"]),
     "a shape for noise": (objective(noise=(2,)), ["noise=(2,)", "GaussianNoise"]),
+    "a number for noise's shape": (lambda: jcv.GaussianNoise(2), ["shape=2", "(3,)"]),
+    "noise of no numbers": (lambda: jcv.GaussianNoise((-1,)), ["shape", "-1", "1 or more"]),
+    "noise of no scale": (lambda: jcv.GaussianNoise((2,), 1.0, "wide"), ["scale", "'wide'", "finite"]),
     # a finished run
+    "a report of no run": (lambda: jcv.variance_report(X3, KEY), ["fit", "jointcv.fit"]),
+    "a report without a key": (lambda: jcv.variance_report(finished(), 3), ["key=3", "jax.random.key(0)"]),
+    "a report of no draws": (
+        lambda: jcv.variance_report(finished(), KEY, num_draws=0),
+        ["num_draws=0", "2 or more"],
+    ),
+    "a report of another objective": (
+        lambda: jcv.variance_report(jcv.fit(descent(), key=KEY, num_steps=1), KEY),
+        ["DoublyStochastic", "on a Problem"],
+    ),
     "an ELBO of no draws": (lambda: finished().elbo(KEY, num_draws=0), ["num_draws=0", "1 or more"]),
     "an ELBO of no data at once": (lambda: finished().elbo(KEY, chunk_size=0), ["chunk_size=0", "1 or more"]),
     "an ELBO without a key": (lambda: finished().elbo(3), ["key=3", "jax.random.key(0)"]),

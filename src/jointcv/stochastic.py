@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree, Scalar
 
-from jointcv.checks import check_type
+from jointcv.checks import check_count, check_number, check_type
 from jointcv.objective import AbstractObjective
 from jointcv.problem import as_data, as_example, check_scalar
 
@@ -24,6 +24,16 @@ class GaussianNoise(eqx.Module):
     shape: tuple[int, ...] = eqx.field(static=True)
     mean: float = 1.0
     scale: float = 0.5
+
+    def __check_init__(self):
+        if not isinstance(self.shape, tuple):
+            raise ValueError(
+                f"GaussianNoise(shape={self.shape!r}) is no tuple. Use (3,) for three numbers a datum."
+            )
+        for size in self.shape:
+            check_count("GaussianNoise(shape=...): an axis", size, "numbers")
+        check_number("GaussianNoise(mean=...): mean", self.mean, "Use 1.0.")
+        check_number("GaussianNoise(scale=...): scale", self.scale, "Use 0.5.")
 
 
 class DoublyStochastic(AbstractObjective):

@@ -16,7 +16,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
-from jointcv.algorithm.gradient import controlled_gradient
+from jointcv.algorithm.gradient import GradientDescent, controlled_gradient
+from jointcv.algorithm.natural import NaturalDescent
+from jointcv.checks import check_count, check_key, check_type
+from jointcv.elbo import Elbo
 from jointcv.evaluate import float_type, full_gradient, take_batch
 from jointcv.fit import Fit
 
@@ -76,7 +79,18 @@ def variance_report(
     Returns:
         The traces, for the run's own kind of noise and minibatches.
     """
+    check_type("fit", fit, Fit, "Pass what jointcv.fit returned.")
+    check_key(key)
+    num_draws = check_count("num_draws", num_draws, "minibatches", least=2)
+    full_draws = check_count("full_draws", full_draws, "gradients", least=2)
     algorithm = fit.algorithm
+    if not isinstance(algorithm, GradientDescent | NaturalDescent) or not isinstance(
+        algorithm.objective, Elbo
+    ):
+        raise ValueError(
+            f"fit={type(algorithm).__name__}(...) on {type(algorithm.objective).__name__} has no controlled gradient "
+            "of an ELBO. Pass a run of gradient descent or natural steps on a Problem."
+        )
     batch_key, full_key = jax.random.split(key)
     naive, again, own = _batch_gradients(algorithm, fit.run, batch_key, num_draws)
     noise = _full_gradients(algorithm.objective, fit.params, full_key, full_draws)
