@@ -30,7 +30,11 @@ CONTROLS: Mapping[str, tuple[jcv.AbstractControl, jcv.ParameterNoise | None]] = 
     "joint": (jcv.JointCV(), jcv.ParameterNoise()),
     "joint, default noise": (jcv.JointCV(), None),
 }
-RATES = 0.3, 0.1, 0.03, 0.01, 0.003, 0.001
+RATES = {
+    "tennis": (0.3, 0.1, 0.03, 0.01, 0.003, 0.001),
+    "mnist": (0.3, 0.1, 0.03, 0.01, 0.003, 0.001),
+    "ppca": (0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4),
+}
 DECAYS = {"natural": (0.0, 0.1, 1.0), "adam": (0.0, 1.0)}  # of Adam: constant, and a cosine to zero
 KEYS = jax.random.split(jax.random.key(0), 1)
 
@@ -68,7 +72,7 @@ def grid(task: str, epochs: int, kind: str, control: str, batch: int, rate: floa
     for decay in DECAYS[kind]:
         if kind == "natural":
             algorithm = jcv.NaturalGradient(rate=rate, decay=decay).build(objective, chosen, sampler)
-            dial, rates = jcv.SurrogateRate(), (rate, *RATES)
+            dial, rates = jcv.SurrogateRate(), (rate, *RATES[task])
         else:
             optimizer = optax.inject_hyperparams(adam, ("num_steps",))(1e-3, steps if decay else None)
             algorithm = jcv.GradientDescent(
