@@ -5,11 +5,15 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import pytest
+from numpyro.infer import Trace_ELBO
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
 
 import jointcv as jcv
 from helpers import PROBLEMS
 from jointcv.arviz import pointwise
+from jointcv.numpyro import SVI
 from numpyro_models import CASES, N
 
 with warnings.catch_warnings():
@@ -68,7 +72,21 @@ def test_loo_of_a_plain_problem():
         warnings.simplefilter("ignore")
         loo = az.loo(data)
     everything = np.log(np.exp(terms).mean(0)).sum()
-    assert everything - 8 < loo.elpd_loo < everything
+    assert everything - 8 < (loo.elpd if hasattr(loo, "elpd") else loo.elpd_loo) < everything
+
+
+@pytest.mark.skipif(not hasattr(az, "from_numpyro_svi"), reason="ArviZ has it from 1.0 on")
+@pytest.mark.parametrize("guide", [AutoNormal, AutoDiagonalNormal])
+def test_arvizs_own_converter_takes_the_result_of_the_drop_in(guide):
+    case = CASES["linear, numpyro.subsample"]
+    svi = SVI(case.model, guide(case.model), numpyro.optim.Adam(0.01), Trace_ELBO())
+    result = svi.run(KEY, 20, *case.args, **case.kwargs, progress_bar=False)
+    everything = {"model_args": case.args, "model_kwargs": case.kwargs | case.reference}
+    data = az.from_numpyro_svi(svi, svi_result=result, num_samples=300, log_likelihood=True, **everything)
+    assert data["posterior"]["w"].shape == (300, 3)
+    assert data["log_likelihood"]["y"].shape == (300, N)
+    median = svi.guide.median(result.params)["w"]
+    np.testing.assert_allclose(data["posterior"]["w"].median("sample"), median, atol=0.05)
 
 
 def test_a_problem_of_one_array():

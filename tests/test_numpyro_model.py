@@ -315,6 +315,12 @@ def test_which_plate():
     refuses(plate_from_outside, REAL, match="'data' was created outside the model")
 
 
+@pytest.mark.usefixtures("as_users_run")
+def test_arguments_of_the_wrong_kind():
+    refuses(None, match="model=None.*function of NumPyro statements")
+    refuses(CASES["rows without a plate"].model, data=X, prior_scale=1.0, match="by name: data=")
+
+
 def test_rows_of_different_length():
     refuses(
         CASES["rows without a plate"].model,

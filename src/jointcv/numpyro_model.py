@@ -16,6 +16,7 @@ from jaxtyping import Array, PyTree, Scalar
 from numpyro import handlers
 from numpyro.infer import Predictive
 
+from jointcv.checks import check_type
 from jointcv.numpyro_refuse import (
     choose_data_plate,
     divide,
@@ -68,6 +69,10 @@ def trace_model(
     model: Callable, *args, data_plate: str | None = None, data: dict[str, Any] | None = None, **kwargs
 ) -> "NumPyroModel":
     """What `from_numpyro` builds the problem from; the same arguments."""
+    check_type("model", model, Callable, "Pass a function of NumPyro statements.")
+    check_type(
+        "data", data, dict | None, "Pass the arguments that hold the rows by name: data={'X': X, 'y': y}."
+    )
     if data is not None and data_plate is not None:
         raise ValueError(
             f"data_plate={data_plate!r} and data were both given. Pass data= for a model whose arguments "
