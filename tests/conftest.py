@@ -9,6 +9,8 @@ import jaxtyping
 import numpy as np
 import pytest
 
+# XLA's threads on the CPU can wait for each other for ever, and two workers have no cores for them anyway.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
 jax.config.update("jax_enable_x64", True)
 jaxtyping.install_import_hook("jointcv", "beartype.beartype")  # before the package is first imported
 

@@ -222,8 +222,8 @@ def _estimates(algorithm, run: Run, schedules: Schedule, keys) -> Estimates:
             objective, algorithm.control, recall, params, batch, draws
         )
         controlled = jax.tree.map(jnp.add, gradient, correction)
-        pulled = [objective.pull(c, params, batch.data, draws) for c in (controlled, correction)]
-        return Estimates(*pulled)
+        controlled, naive = (objective.pull(c, params, batch.data, draws) for c in (controlled, gradient))
+        return Estimates(controlled, jax.tree.map(jnp.subtract, controlled, naive))
 
     return jax.vmap(one)(schedules, keys)
 

@@ -47,7 +47,7 @@ def table_of_gradients(algorithm: jcv.GradientDescent, state) -> jcv.MeanFieldPa
         recall = control.memory.read(state.memory, None, None, objective, params, batch)
         draws = ElboDraws(eps, eps)
         _, gradient, correction = controlled_gradient(objective, control, recall, params, batch, draws)
-        return jax.tree.map(jnp.add, gradient, correction)
+        return objective.pull(jax.tree.map(jnp.add, gradient, correction), params, data, draws)
 
     return jax.vmap(lambda n: jax.vmap(lambda eps: one(n, eps))(jnp.asarray(NODES)))(jnp.arange(N))
 

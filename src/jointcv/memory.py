@@ -279,7 +279,8 @@ class WholeTable(AbstractMemory):
 
     def recount(self, state, table, objective, sampler):
         mean, entries = state
-        return _sum_table(mean, entries, objective, Reshuffle(sampler.batch_size), _by_datum), entries
+        batches = Reshuffle(sampler.batch_size or objective.num_data)
+        return _sum_table(mean, entries, objective, batches, _by_datum), entries
 
     def summary(self, state):
         return state[0]

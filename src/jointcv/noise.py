@@ -23,6 +23,8 @@ from jointcv.checks import check_count
 from jointcv.family import MeanFieldParams
 from jointcv.view import AbstractView, LinearView, Seen
 
+MOST_NODES = 150  # of twice as many the weights are still finite
+
 Entry = PyTree[Array]
 Draws = PyTree[Array]
 
@@ -116,13 +118,11 @@ class ParameterNoise(AbstractNoise):
         return MeanFieldParams(location, log_scale * (params.scale * draws))
 
     def excess(self, view, params, data, weights, draws):
-        v = params.scale * draws
         here = view.look(params.location, data)
-        there = here + view.push(v, data)
+        step = view.push(params.scale * draws, data)
         if has_curvature(view):
-            change = view.bend(there, data, weights) - view.bend(here, data, weights)
-            return view.pull_squared(change, data)
-        change = view.slope(there, data, weights) - view.slope(here, data, weights)
+            return _missed_curvature(view, here, step, params, data, weights)
+        change = view.slope(here + step, data, weights) - view.slope(here, data, weights)
         return view.pull(change, data) * draws / params.scale
 
     def digest(self, view, entry, data, weights):
@@ -188,22 +188,19 @@ class PredictorNoise(AbstractNoise):
     def pull(self, view, pair, params, data, draws):
         # dη/dρ_i = A_i² σ_i² ξ/s; a predictor that does not vary (s = 0) has A = 0 in every coordinate.
         scale = _spread_scale(view, params, data)
-        ratio = jnp.where(scale > 0, draws / jnp.where(scale > 0, scale, 1), 0)
-        spread = view.pull_squared(pair.log_scale * ratio, data)
+        spread = view.pull_squared(pair.log_scale * _divide(draws, scale), data)
         return MeanFieldParams(view.pull(pair.location, data), params.variance * spread)
 
     def excess(self, view, params, data, weights, draws):
-        here = view.look(params.location, data)
-        there = here + _spread_scale(view, params, data) * draws
-        change = view.bend(there, data, weights) - view.bend(here, data, weights)
-        return view.pull_squared(change, data)
+        here, step = view.look(params.location, data), _spread_scale(view, params, data) * draws
+        return _missed_curvature(view, here, step, params, data, weights)
 
     def digest(self, view, entry, data, weights):
         return _digest(view, entry, data, weights)
 
 
 class Moments1D(eqx.Module):
-    """a_n = E ℓ'_n and b_n = E ℓ''_n over η_n, weights left out: all that exact expectations remember."""
+    """a_n = E ℓ'_n and b_n = E ξ ℓ'_n / s_n, which is E ℓ''_n, weights left out: all that exact expectations remember."""
 
     slope: Float[Array, "batch predictors"]
     bend: Float[Array, "batch predictors"]
@@ -213,13 +210,15 @@ class Quadrature(AbstractNoise):
     """Expectations over a scalar predictor by Gauss–Hermite quadrature: f~ is f, and only subsampling is random.
 
     Args:
-        nodes: how many. The error is that of the quadrature alone; see `jointcv.diagnostics.quadrature_error`.
+        nodes: how many. The only error is that of the quadrature; `jointcv.quadrature_error(fit)` tells it.
     """
 
     nodes: int = eqx.field(static=True, default=32)
 
     def __check_init__(self):
-        check_count("Quadrature(nodes=...): nodes", self.nodes, "nodes")
+        nodes = check_count("Quadrature(nodes=...): nodes", self.nodes, "nodes")
+        if nodes > MOST_NODES:
+            raise ValueError(f"Quadrature(nodes={nodes}) is more than can be computed. Use at most {MOST_NODES}.")
 
     def draw(self, key, view, data, part):
         return None
@@ -229,11 +228,10 @@ class Quadrature(AbstractNoise):
         centre, scale = view.look(params.location, data), _spread_scale(view, params, data)
         ones = jnp.full(centre.shape[0], 1 / view.problem.num_data, centre.dtype)
 
-        def at(point):
-            return view.expand(centre + scale * point, jnp.ones_like(centre), data, ones)
-
-        slope, bend = jax.tree.map(lambda leaf: jnp.tensordot(masses, leaf, 1), jax.vmap(at)(points))
-        return Moments1D(slope, bend)
+        slopes = jax.vmap(lambda point: view.slope(centre + scale * point, data, ones))(points)
+        # By parts: the derivative in s of the very sum that `value` is, also where ℓ has kinks and ℓ'' does not see them.
+        bend = jnp.tensordot(masses * points, slopes, 1)
+        return Moments1D(jnp.tensordot(masses, slopes, 1), _divide(bend, scale))
 
     def value(self, view, entry, params, data, weights, draws):
         points, masses = self._rule(view)
@@ -281,6 +279,21 @@ def has_curvature(view: AbstractView) -> bool:
 
 def _spread_scale(view, params: MeanFieldParams, data) -> Seen:
     return jnp.sqrt(view.spread(params.variance, data))
+
+
+def _missed_curvature(view, here: Seen, step: Seen, params: MeanFieldParams, data, weights):
+    """E diag Σ w_n ∇²K_n less that at the location, by parts: (A²)ᵀ [ℓ'(η + dη) − ℓ'(η) − ℓ''(η) dη] dη / s².
+
+    The mean of ℓ''(η + dη) − ℓ''(η) is the same for smooth losses; of kinks, which ℓ'' does not see, it knows nothing.
+    """
+    slope, bend = view.expand(here, step, data, weights)
+    missed = view.slope(here + step, data, weights) - slope - bend
+    return view.pull_squared(_divide(missed * step, view.spread(params.variance, data)), data)
+
+
+def _divide(numerator: Seen, spread: Seen) -> Seen:
+    """0 for a predictor that does not vary, which has A = 0 in every coordinate."""
+    return jnp.where(spread > 0, numerator / jnp.where(spread > 0, spread, 1), 0)
 
 
 def _digest(view, entry, data, weights) -> Summary:

@@ -209,6 +209,8 @@ def propose_batch_size(objective: Elbo) -> int:
     full, reach = _proposal(objective)
     largest = max(1, min(objective.num_data // 10, LARGEST_BATCH))
     knee = float(reach) / max(float(full), 1e-30)
+    if not math.isfinite(knee):
+        return largest
     return int(min(max(2 ** round(math.log2(max(knee, 1))), min(SMALLEST_BATCH, largest)), largest))
 
 

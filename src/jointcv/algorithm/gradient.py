@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from jointcv.algorithm.interface import AbstractAlgorithm, Info, choose
-from jointcv.checks import check_type
+from jointcv.algorithm.interface import AbstractAlgorithm, Info, check_parts, choose
+from jointcv.checks import check_count, check_type
 from jointcv.control import AbstractControl
 from jointcv.evaluate import float_type
 from jointcv.objective import AbstractObjective, Cotangent, Params
@@ -43,13 +43,11 @@ class GradientDescent(AbstractAlgorithm):
         check_type(
             "control", self.control, AbstractControl, "Use JointCV(), MonteCarloCV(), NaiveGradient() …"
         )
-        check_type("sampler", self.sampler, AbstractSampler, "Use Reshuffle(100), FixedBatches(100) …")
         check_type(
             "optimizer", self.optimizer, optax.GradientTransformation, "Use optax.sgd(1e-3) or another."
         )
-        if self.control.memory is None:
-            raise ValueError("control=JointCV() has no memory. Say which, such as JointCV(PerDatum()).")
-        self.control.memory.check(self.sampler)
+        check_count("naive_steps", self.naive_steps, "steps", least=0)
+        check_parts(self.objective, self.sampler, self.control)
 
     def init(self, key):
         params = self.objective.init(key)

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, Scalar
 
+from jointcv.checks import check_type
+from jointcv.control import AbstractControl
 from jointcv.objective import AbstractObjective, Params
 from jointcv.sampler import AbstractSampler, Batch, Schedule
 
@@ -63,6 +65,22 @@ class AbstractAlgorithm(eqx.Module):
     def result(self, state: State) -> Params:
         """The parameters to hand out when a run ends here."""
         return self.params(state)
+
+
+def check_parts(
+    objective: AbstractObjective, sampler: AbstractSampler, control: AbstractControl | None
+) -> None:
+    """ValueError where an algorithm is made of what does not go together; `control` is None where it has none."""
+    check_type("objective", objective, AbstractObjective, "Use jointcv.assemble(problem, ...)[0].")
+    check_type("sampler", sampler, AbstractSampler, "Use Reshuffle(100), FixedBatches(100) …")
+    if sampler.batch_size is not None and sampler.batch_size > objective.num_data:
+        raise ValueError(
+            f"sampler={sampler!r} wants more than the data (N = {objective.num_data}). Use at most N a batch."
+        )
+    if control is not None:
+        if control.memory is None:
+            raise ValueError("control=JointCV() has no memory. Say which, such as JointCV(PerDatum()).")
+        control.memory.check(sampler)
 
 
 def choose(alive: Bool[Scalar, ""], moved: PyTree[Array], state: PyTree[Array]) -> PyTree[Array]:

@@ -17,7 +17,8 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PyTree, Scalar
 
 from jointcv.algorithm.gradient import controlled_gradient
-from jointcv.algorithm.interface import AbstractAlgorithm, Info, choose
+from jointcv.algorithm.interface import AbstractAlgorithm, Info, check_parts, choose
+from jointcv.checks import as_static, check_number, check_type
 from jointcv.control import AbstractControl
 from jointcv.elbo import Elbo
 from jointcv.evaluate import full_summary, full_values, take_batch
@@ -98,6 +99,14 @@ class NaturalDescent(AbstractAlgorithm):
     decay: float = 0.0
     guard_draws: int = eqx.field(static=True, default=4)
 
+    def __check_init__(self):
+        check_type("objective", self.objective, Elbo, "Use jointcv.assemble(problem, ...)[0].")
+        check_type(
+            "control", self.control, AbstractControl, "Use JointCV(), MonteCarloCV(), NaiveGradient() …"
+        )
+        check_parts(self.objective, self.sampler, self.control)
+        _check_steps("NaturalDescent", self.slack, self.rate, self.decay)
+
     def init(self, key):
         start_key, settle_key = jax.random.split(key)
         position, average = self._settle(self.objective.init(start_key), settle_key)
@@ -164,8 +173,9 @@ class NaturalDescent(AbstractAlgorithm):
             "corrected": corrected,
         }
         notes |= {"halvings": guard.halvings, "drift": state.drift, "epoch_elbo": -jnp.mean(guard.values)}
-        # A step that is not finite is the guard's to take back, if there is one.
-        return moved, row, Info(loss, norm, finite | (self.rate is None), notes)
+        # A step that is not finite is the guard's to take back, if it has a place where the objective is finite.
+        guarded = jnp.all(jnp.isfinite(guard.values)) & (self.rate is None)
+        return moved, row, Info(loss, norm, finite | guarded, notes)
 
     def close(self, table, schedule, rows):
         return self.control.memory.close(table, schedule, rows)
@@ -280,10 +290,7 @@ class NaturalGradient(eqx.Module):
     decay: float = 0.0
 
     def __check_init__(self):
-        if self.slack <= 0:
-            raise ValueError(f"NaturalGradient(slack={self.slack}) must be positive.")
-        if self.rate is not None and not 0 < self.rate <= 1:
-            raise ValueError(f"NaturalGradient(rate={self.rate}) must lie in (0, 1].")
+        _check_steps("NaturalGradient", self.slack, self.rate, self.decay)
 
     def build(self, objective: Elbo, control: AbstractControl, sampler: AbstractSampler) -> NaturalDescent:
         """The algorithm for an objective."""
@@ -295,6 +302,17 @@ class NaturalGradient(eqx.Module):
             rate=self.rate,
             decay=self.decay,
         )
+
+
+def _check_steps(kind: str, slack, rate, decay) -> None:
+    for name, value in (("slack", slack), ("decay", decay), *((("rate", rate),) if rate is not None else ())):
+        check_number(f"{kind}({name}=...): {name}", as_static(value), "Leave it out, or use a positive number.")
+    if slack <= 0:
+        raise ValueError(f"{kind}(slack={slack}) is no step. Use a positive number.")
+    if rate is not None and not 0 < rate <= 1:
+        raise ValueError(f"{kind}(rate={rate}) does not lie in (0, 1]. Leave it out, or use a smaller step.")
+    if decay < 0:
+        raise ValueError(f"{kind}(decay={decay}) would let the step grow. Use 0 or more.")
 
 
 def move_precision(precision, target, rate):
@@ -313,6 +331,7 @@ def suits(objective, control: AbstractControl) -> bool:
     return (
         isinstance(objective.view, LinearView)
         and objective.view.has_squares
+        and objective.view.is_curved
         and not isinstance(objective.noise, PaperNoise)
         and not isinstance(control.memory, NoMemory | WholeTable)
     )

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree, Scalar
 
-from jointcv.algorithm.interface import AbstractAlgorithm, Info, choose
-from jointcv.checks import check_type
+from jointcv.algorithm.interface import AbstractAlgorithm, Info, check_parts, choose
 from jointcv.evaluate import float_type
 from jointcv.memory import put_rows, take_rows
 from jointcv.objective import AbstractObjective, Params
@@ -34,7 +33,7 @@ class Smiso(AbstractAlgorithm):
     decay: float = 0.9
 
     def __check_init__(self):
-        check_type("sampler", self.sampler, AbstractSampler, "Use Reshuffle(100) or FixedBatches(100).")
+        check_parts(self.objective, self.sampler, None)
         if isinstance(self.decay, int | float) and not 0 < self.decay <= 1:
             raise ValueError(f"Smiso(decay={self.decay!r}) does not lie in (0, 1]. Use 0.9.")
         if isinstance(self.rate, int | float) and not self.rate > 0:

@@ -25,6 +25,7 @@ from jointcv.fit import Fit
 
 MANY_DATA = 20_000
 STEPS_PER_EPOCH = 50
+BETWEEN_ANCHORS = 1  # the number of a step at which no anchor moves, for the memory is looked at as it stands
 
 
 class Traces(eqx.Module):
@@ -92,7 +93,7 @@ def variance_report(
             "of an ELBO. Pass a run of gradient descent or natural steps on a Problem."
         )
     batch_key, full_key = jax.random.split(key)
-    naive, again, own = _batch_gradients(algorithm, fit.run, batch_key, num_draws)
+    naive, again, own = _batch_gradients(algorithm, fit.run, fit.params, batch_key, num_draws)
     noise = _full_gradients(algorithm.objective, fit.params, full_key, full_draws)
     return VarianceReport(
         total=_floats(_trace(naive)),
@@ -104,17 +105,16 @@ def variance_report(
 
 
 @eqx.filter_jit
-def _batch_gradients(algorithm, run, key, num_draws: int):
-    """For each of many minibatches two naive gradients of independent ε, and a controlled one."""
+def _batch_gradients(algorithm, run, params, key, num_draws: int):
+    """For each minibatch of some epochs two naive gradients of independent ε, and a controlled one."""
     objective, control = algorithm.objective, algorithm.control
-    params = algorithm.params(run.state)
     dtype = float_type(params)
     steps = algorithm.sampler.steps_per_epoch(objective.num_data)
     steps = min(steps, STEPS_PER_EPOCH) if objective.num_data > MANY_DATA else 1
 
     def one_step(inputs):
         plan, row, shared, key = inputs
-        batch = take_batch(objective, plan, run.step, dtype)
+        batch = take_batch(objective, plan, BETWEEN_ANCHORS, dtype)
         recall = control.memory.read(run.state.memory, shared, row, objective, params, batch)
         first_key, second_key = jax.random.split(key)
         draws = objective.draw(first_key, params, batch.data)
@@ -135,8 +135,7 @@ def _batch_gradients(algorithm, run, key, num_draws: int):
             lambda inputs: one_step((inputs[0], inputs[1], shared, inputs[2])), (schedule, rows, keys)
         )
 
-    results = jax.lax.map(one_epoch, jax.random.split(key, -(-num_draws // steps)))
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, leaf.shape[-1]), results)
+    return jax.lax.map(one_epoch, jax.random.split(key, max(2, -(-num_draws // steps))))
 
 
 @eqx.filter_jit
@@ -145,13 +144,17 @@ def _full_gradients(objective, params, key, num_draws: int):
 
 
 def _trace(gradients: PyTree) -> Traces:
-    return Traces(
-        *(jnp.sum(jnp.var(leaf, axis=0, ddof=1)) for leaf in (gradients.location, gradients.log_scale))
-    )
+    def trace(leaf):
+        return jnp.sum(jnp.var(leaf.reshape(-1, leaf.shape[-1]), axis=0, ddof=1))
+
+    return Traces(trace(gradients.location), trace(gradients.log_scale))
 
 
 def _shared_trace(first: PyTree, second: PyTree) -> Traces:
-    """The trace of the covariance between two gradients of one minibatch, pairing it with its neighbour."""
+    """The trace of the covariance between two gradients of one minibatch, pairing it with one of another epoch.
+
+    Those of one epoch are disjoint, and so not independent.
+    """
 
     def trace(one, other):
         return jnp.mean(jnp.sum((one - jnp.roll(one, 1, 0)) * (other - jnp.roll(other, 1, 0)), axis=-1)) / 2
