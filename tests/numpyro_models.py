@@ -244,7 +244,9 @@ CASES = {
     "linear, exponential noise": Case(exponential_noise, (X, REAL), row_entries=4),
     "Poisson": Case(poisson, (X, COUNTS, jnp.abs(REAL)), row_entries=5, **PARTIAL),
     "softmax": Case(softmax, (X, groups(4, 5)), row_entries=4, **PARTIAL),
-    "Bradley-Terry": Case(bradley_terry, (groups(7, 6), (groups(7, 6) + 1 + groups(6, 7)) % 7, 7), row_entries=2, **PARTIAL),
+    "Bradley-Terry": Case(
+        bradley_terry, (groups(7, 6), (groups(7, 6) + 1 + groups(6, 7)) % 7, 7), row_entries=2, **PARTIAL
+    ),
     "crossed": Case(crossed, (groups(4, 8), groups(6, 9), REAL, (4, 6)), row_entries=3, **PARTIAL),
     "MovieLens": Case(
         movielens, (features(18, 4), groups(6, 10), groups(5, 11), 6), row_entries=20, **PARTIAL

@@ -257,3 +257,22 @@ def test_quadrature_is_as_good_as_its_nodes():
     sigmoid = 1 / (1 + np.exp(-(centre[:, None] + sd[:, None] * grid)))
     assert_allclose(moments.slope[:, 0], (sigmoid - y[:, None]) @ mass, atol=1e-7)
     assert_allclose(moments.bend[:, 0], (sigmoid * (1 - sigmoid)) @ mass, atol=1e-6)
+
+
+def test_a_fit_tells_the_error_of_its_quadrature():
+    """Three nodes against six, in a plain loop over the data."""
+    problem = PROBLEMS["logistic2"]
+    fit = jcv.fit(problem, key=KEY, noise=jcv.Quadrature(3), num_epochs=2, batch_size=B)
+    x, y = np.asarray(problem.data["x"]), np.asarray(problem.data["y"])
+    centre, sd = x @ np.asarray(fit.params.location), np.sqrt(x**2 @ np.asarray(fit.params.variance))
+
+    def likelihood(nodes):
+        points, masses = np.polynomial.hermite_e.hermegauss(nodes)
+        eta = centre[:, None] + sd[:, None] * points
+        return ((y[:, None] * eta - np.logaddexp(0, eta)) @ (masses / masses.sum())).sum()
+
+    wanted = likelihood(3) - likelihood(6)
+    assert abs(wanted) > 1e-6
+    assert_allclose(jcv.quadrature_error(fit), wanted, rtol=1e-8)
+    with pytest.raises(ValueError, match="no quadrature"):
+        jcv.quadrature_error(jcv.fit(problem, key=KEY, noise=jcv.ParameterNoise(), num_steps=1))

@@ -305,6 +305,37 @@ def test_a_wrong_view_by_hand_is_refused(changes, words):
         assert word in str(error.value)
 
 
+# ---------------------------------------------------------------- losses with kinks
+
+LOSSES = {
+    "absolute": (lambda eta: jnp.abs(eta[0]), 1, False),
+    "hinge": (lambda eta: jnp.maximum(0.0, 1 - eta[0]), 1, False),
+    "check": (lambda eta: jnp.where(eta[0] > 0, 0.9 * eta[0], -0.1 * eta[0]), 1, False),
+    "absolute of two": (lambda eta: jnp.abs(eta[0]) + eta[1] ** 2, 2, False),
+    "huber": (lambda eta: jnp.where(jnp.abs(eta[0]) < 1, eta[0] ** 2 / 2, jnp.abs(eta[0]) - 0.5), 1, True),
+    "softplus": (lambda eta: jax.nn.softplus(eta[0]), 1, True),
+    "student": (lambda eta: jnp.log1p(eta[0] ** 2), 1, True),
+    "product": (lambda eta: eta[0] * eta[1], 2, True),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_natural_steps_are_not_for_losses_of_straight_pieces(name):
+    """Their ℓ'' is zero wherever there is one, and a step size read from it would have no bound."""
+    loss, count, curved = LOSSES[name]
+
+    def log_likelihood(z, datum):
+        return -loss(datum["x"] @ z.reshape(3, count) - datum["y"])
+
+    rng = np.random.default_rng(0)
+    data = {"x": rng.normal(size=(40, 3)), "y": rng.normal(size=40)}
+    problem = make(log_likelihood, data, np.zeros(3 * count))
+    assert jcv.find_view(problem).view.is_curved is curved
+    described = jcv.describe(problem)
+    assert described.steps.startswith("natural" if curved else "Adam")
+    assert ("straight pieces" in described.reason) is not curved
+
+
 # ---------------------------------------------------------------- data set apart
 
 

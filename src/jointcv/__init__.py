@@ -13,6 +13,7 @@ from jointcv.control import MonteCarloCV as MonteCarloCV
 from jointcv.control import NaiveGradient as NaiveGradient
 from jointcv.control import SubsamplingCV as SubsamplingCV
 from jointcv.describe import describe as describe
+from jointcv.diagnostics import quadrature_error as quadrature_error
 from jointcv.diagnostics import variance_report as variance_report
 from jointcv.elbo import Elbo as Elbo
 from jointcv.elbo import fold_prior as fold_prior

@@ -1,6 +1,7 @@
 """The view of a problem: read from the jaxpr of its log likelihood, or stated by hand. Both are checked on the data."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -13,6 +14,9 @@ from jointcv.checks import check_type
 from jointcv.linear import NoSplit, Split, offenders, rows_vary, split, squares_hold, state, verify
 from jointcv.problem import Problem, check_scalar
 from jointcv.view import AbstractView, LinearView, WholeView
+
+KINKS = "a loss of straight pieces: its second derivative does not tell its curvature, so no natural steps"
+PROBES = 64  # data whose losses are looked at for kinks
 
 
 class Found(eqx.Module):
@@ -98,14 +102,41 @@ def set_apart(problem: Problem, few: np.ndarray) -> Problem:
 def _look_through(split: Split, problem: Problem) -> Found:
     """The view of a split that holds, with the squared map where that holds too."""
     same_rows = not rows_vary(split, problem.take(0))
+    is_curved = _is_curved(split, problem)
+    made = partial(LinearView, split=split, same_rows=same_rows, is_curved=is_curved)
     reason = squares_hold(split, _zero(problem), problem.data)
     if reason is None:
-        return Found(LinearView(problem, split, has_squares=True, same_rows=same_rows))
+        return Found(made(problem, has_squares=True), "" if is_curved else KINKS)
     few = np.asarray(offenders(split, _zero(problem), problem.data))
     if few.sum() <= max(16, problem.num_data // 1000) and few.sum() < problem.num_data:
-        view = LinearView(set_apart(problem, few), split, has_squares=True, same_rows=same_rows)
+        view = made(set_apart(problem, few), has_squares=True)
         return Found(view, f"{reason}: handled in full at every step, beside the prior")
-    return Found(LinearView(problem, split, has_squares=False, same_rows=same_rows), reason)
+    return Found(made(problem, has_squares=False), reason)
+
+
+def _is_curved(split: Split, problem: Problem) -> bool:
+    """False where in some predictor ℓ'' is zero wherever it is looked at, and yet ℓ' is not the same everywhere."""
+    rows = problem.take(np.linspace(0, problem.num_data - 1, min(PROBES, problem.num_data)).astype(int))
+    bends, slopes = _probe(split, rows, _zero(problem))
+    return not bool(jnp.any(jnp.all(bends == 0, axis=0) & jnp.any(slopes[0] != slopes[1], axis=0)))
+
+
+@eqx.filter_jit
+def _probe(split: Split, rows, z):
+    """diag ℓ'' at random predictors of these data; and ℓ' there, before and after a step along its own predictor."""
+
+    def look(datum, key):
+        eta_key, step_key = jax.random.split(key)
+        eta = split.predict(z, datum) + 3 * jax.random.normal(eta_key, (split.num_predictors,), z.dtype)
+        slope = jax.grad(lambda eta: split.outer(eta, datum))
+        units = jnp.eye(eta.size, dtype=eta.dtype)
+        steps = 10 * jax.random.normal(step_key, eta.shape, eta.dtype)[:, None] * units
+        bend = jax.vmap(lambda unit: unit @ jax.jvp(slope, (eta,), (unit,))[1])(units)
+        moved = jax.vmap(lambda step, unit: unit @ slope(eta + step))(steps, units)
+        return bend, (slope(eta), moved)
+
+    keys = jax.random.split(jax.random.key(0), jax.tree.leaves(rows)[0].shape[0])
+    return jax.vmap(look)(rows, keys)
 
 
 def _differs(split: Split, problem: Problem) -> str | None:

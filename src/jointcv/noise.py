@@ -200,7 +200,7 @@ class PredictorNoise(AbstractNoise):
 
 
 class Moments1D(eqx.Module):
-    """a_n = E ℓ'_n and b_n = E ξ ℓ'_n / s_n, which is E ℓ''_n, weights left out: all that exact expectations remember."""
+    """a_n = E ℓ'_n and b_n = E ξ ℓ'_n / s_n = E ℓ''_n, weights left out: all that exact expectations remember."""
 
     slope: Float[Array, "batch predictors"]
     bend: Float[Array, "batch predictors"]
@@ -218,7 +218,9 @@ class Quadrature(AbstractNoise):
     def __check_init__(self):
         nodes = check_count("Quadrature(nodes=...): nodes", self.nodes, "nodes")
         if nodes > MOST_NODES:
-            raise ValueError(f"Quadrature(nodes={nodes}) is more than can be computed. Use at most {MOST_NODES}.")
+            raise ValueError(
+                f"Quadrature(nodes={nodes}) is more than can be computed. Use at most {MOST_NODES}."
+            )
 
     def draw(self, key, view, data, part):
         return None
@@ -229,7 +231,7 @@ class Quadrature(AbstractNoise):
         ones = jnp.full(centre.shape[0], 1 / view.problem.num_data, centre.dtype)
 
         slopes = jax.vmap(lambda point: view.slope(centre + scale * point, data, ones))(points)
-        # By parts: the derivative in s of the very sum that `value` is, also where ℓ has kinks and ℓ'' does not see them.
+        # By parts: the derivative in s of the very sum that `value` is, and it sees kinks of ℓ, which ℓ'' does not.
         bend = jnp.tensordot(masses * points, slopes, 1)
         return Moments1D(jnp.tensordot(masses, slopes, 1), _divide(bend, scale))
 

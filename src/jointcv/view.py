@@ -117,8 +117,7 @@ class LinearView(AbstractView):
         split: `predict(z, datum)`, `outer(η, datum)` and `squared(variance, datum)`.
         same_rows: whether all data see the same coordinates (a design matrix), or each its own (a gather).
         has_squares: whether the rows of A_n have disjoint supports and `squared` is their square, for every datum.
-        is_curved: whether ℓ'' is anything but zero; that of |η| and other losses of straight pieces is not.
-        reason: why it is not a better view, or what was done for it.
+        is_curved: whether ℓ'' tells the curvature of ℓ; that of |η| and other losses of straight pieces does not.
     """
 
     problem: Problem
@@ -126,7 +125,6 @@ class LinearView(AbstractView):
     has_squares: bool = eqx.field(static=True)
     same_rows: bool = eqx.field(static=True, default=False)
     is_curved: bool = eqx.field(static=True, default=True)
-    reason: str = eqx.field(static=True, default="")
 
     @property
     def num_predictors(self) -> int:

@@ -268,7 +268,7 @@ class NaturalDescent(AbstractAlgorithm):
             (state.position, values),
         )
         position, values = best
-        halvings = guard.halvings + back
+        halvings = guard.halvings + back.astype(guard.halvings.dtype)
         growth = 2 ** (1 / (2 * (1 + halvings.astype(values.dtype))))
         wider = jnp.where(epoch > 0, jnp.minimum(guard.slack * growth, MOST_SLACK), guard.slack)
         slack = jnp.where(back, guard.slack / 2, wider)
@@ -306,7 +306,9 @@ class NaturalGradient(eqx.Module):
 
 def _check_steps(kind: str, slack, rate, decay) -> None:
     for name, value in (("slack", slack), ("decay", decay), *((("rate", rate),) if rate is not None else ())):
-        check_number(f"{kind}({name}=...): {name}", as_static(value), "Leave it out, or use a positive number.")
+        check_number(
+            f"{kind}({name}=...): {name}", as_static(value), "Leave it out, or use a positive number."
+        )
     if slack <= 0:
         raise ValueError(f"{kind}(slack={slack}) is no step. Use a positive number.")
     if rate is not None and not 0 < rate <= 1:
