@@ -45,8 +45,7 @@ def _excess_loss(objective: Elbo, finer: Elbo, params: MeanFieldParams) -> Float
     def difference(datum):
         row = jax.tree.map(lambda leaf: leaf[None], datum)
         share = jnp.full(1, 1 / objective.num_data, params.location.dtype)
-        entry = objective.remember(params, row)
-        exact, own = (one.value(entry, params, row, share, None) for one in (finer, objective))
+        exact, own = (one.noise.value(one.view, None, params, row, share, None) for one in (finer, objective))
         return exact - own
 
     return jnp.sum(jax.lax.map(difference, objective.data, batch_size=min(DATA_AT_ONCE, objective.num_data)))
