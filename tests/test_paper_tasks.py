@@ -90,10 +90,35 @@ def test_the_hierarchical_model():
 
 def test_the_players_skills():
     problem = tasks.bradley_terry(RECORDS["load_tennis"])
-    z = jnp.asarray(RNG.normal(size=PLAYERS), np.float32)
+    skills = jnp.asarray(RNG.normal(size=PLAYERS), np.float32)
+    z = {"log_scale": jnp.float32(-0.7), "skills": skills}
     datum = jax.tree.map(lambda leaf: leaf[0], problem.data)
-    gap = float(z[datum["winner"]] - z[datum["loser"]])
+    gap = float(skills[datum["winner"]] - skills[datum["loser"]])
     np.testing.assert_allclose(problem.log_likelihood(z, datum), -np.log1p(np.exp(-gap)), rtol=1e-5)
+    scale = np.exp(-0.7)
+    expected = stats.halfnorm.logpdf(scale) + np.log(scale)
+    expected += stats.norm.logpdf(skills, scale=scale).sum()
+    np.testing.assert_allclose(problem.log_prior(z), expected, rtol=1e-5)
+    assert problem.dim == PLAYERS + 1
+
+
+def test_the_evaluated_elbo_of_the_skills_has_no_noise():
+    """One predictor a match and a prior in closed form, its global scale too, against a formula in NumPy."""
+    problem = tasks.bradley_terry(RECORDS["load_tennis"])
+    objective = estimators.evaluation(problem, jcv.find_view(problem).view)
+    location, deviation = RNG.normal(0, 0.5, problem.dim), RNG.uniform(0.2, 0.6, problem.dim)
+    params = jcv.MeanFieldParams(jnp.float32(location), jnp.float32(np.log(deviation)))
+    mean, variance = location[0], deviation[0] ** 2
+    skill, spread = location[1:], deviation[1:] ** 2
+    square = (skill**2 + spread) * np.exp(2 * variance - 2 * mean)
+    expected = np.log(2) - np.log(2 * np.pi) / 2 - np.exp(2 * mean + 2 * variance) / 2 + mean
+    expected -= np.sum(np.log(2 * np.pi) / 2 + mean + square / 2)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    winner, loser = RECORDS["load_tennis"].winner_ids, RECORDS["load_tennis"].loser_ids
+    gaps = (skill[winner] - skill[loser])[:, None] + np.sqrt(spread[winner] + spread[loser])[:, None] * nodes
+    expected -= (np.log1p(np.exp(-gaps)) @ weights).sum() / np.sqrt(2 * np.pi)
+    expected += np.sum(0.5 * np.log(2 * np.pi * np.e) + np.log(deviation))
+    np.testing.assert_allclose(jcv.FullElbo(objective, num_draws=3)(params), expected, rtol=1e-5)
 
 
 # ---------------------------------------------------------------- sweeps
@@ -140,7 +165,8 @@ def test_smoke(task, small_data, tmp_path, monkeypatch):
     assert all(np.isfinite(float(row["elbo"])) for row in rows)
     for kind in ("timing", "variance", "table1"):
         assert _rows(tmp_path / f"{task}.{kind}.csv")
-    assert json.loads((tmp_path / f"{task}.json").read_text())["budget"] == "smoke"
+    runs = json.loads((tmp_path / f"{task}.json").read_text())["runs"]
+    assert {run["stage"]: run["budget"] for run in runs} == dict.fromkeys(arguments[-1].split(","), "smoke")
     before = (tmp_path / f"{task}.csv").read_text()
     main([*arguments[:-1], "sweep"])
     assert (tmp_path / f"{task}.csv").read_text() == before

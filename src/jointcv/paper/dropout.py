@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 import jointcv as jcv
 from jointcv.paper.data import load_cifar10
 from jointcv.paper.fetch import cache_folder
-from jointcv.paper.files import SWEEP, TIMING, VARIANCE, add_rows, read_rows, surroundings, write_note
+from jointcv.paper.files import SWEEP, TIMING, VARIANCE, add_rows, add_run, read_rows, surroundings
 
 NUM_FEATURES, NUM_CLASSES = 84, 10
 NOISE_SCALE = 0.5
@@ -104,28 +104,24 @@ def run_dropout(budget_name: str, folder: Path, estimators: tuple[str, ...] | No
     """Train the LeNet if its features are not at hand, then fine-tune with every control."""
     budget = BUDGETS[budget_name]
     names = tuple(name for name in CONTROLS if estimators is None or name in estimators)
-    began = time.perf_counter()
     features = load_features(budget)
-    lenet_seconds = time.perf_counter() - began
-    began = time.perf_counter()
-    for name in names:
+    facts = {
+        "task": "dropout",
+        "num_data": len(features.y),
+        "dim": (NUM_FEATURES + 1) * NUM_CLASSES,
+        "batch": BATCH,
+        "optimizer": "sgd",
+        "lenet_test_accuracy": float(features.test_accuracy),
+        "notes": NOTES,
+    }
+    done = {row["estimator"] for row in read_rows(folder / "dropout.csv")}
+    for name in (name for name in names if name not in done):
+        began = time.perf_counter()
         _run(features, budget, name, folder)
-        write_note(
-            folder / "dropout.json",
-            **surroundings(),
-            task="dropout",
-            budget=budget_name,
-            configuration=asdict(budget),
-            num_data=len(features.y),
-            dim=(NUM_FEATURES + 1) * NUM_CLASSES,
-            batch=BATCH,
-            optimizer="sgd",
-            step_sizes={name: budget.step_sizes for name in names},
-            seeds=list(range(budget.num_seeds)),
-            lenet_test_accuracy=float(features.test_accuracy),
-            notes=NOTES,
-            seconds={"lenet": lenet_seconds, "sweep": time.perf_counter() - began},
-        )
+        cells = {"step_sizes": budget.step_sizes, "seeds": list(range(budget.num_seeds))}
+        run = {"stage": "sweep", "budget": budget_name, "configuration": asdict(budget)}
+        run |= {"estimators": {name: cells}, "seconds": round(time.perf_counter() - began, 1)}
+        add_run(folder / "dropout.json", facts, surroundings() | run)
 
 
 def dropout_objective(features: Features) -> jcv.DoublyStochastic:
@@ -144,9 +140,6 @@ def dropout_objective(features: Features) -> jcv.DoublyStochastic:
 
 
 def _run(features: Features, budget: DropoutBudget, name: str, folder: Path) -> None:
-    path = folder / "dropout.csv"
-    if any(row["estimator"] == name for row in read_rows(path)):
-        return
     objective = dropout_objective(features)
     optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=budget.step_sizes[0])
     algorithm = jcv.GradientDescent(
@@ -180,7 +173,7 @@ def _run(features: Features, budget: DropoutBudget, name: str, folder: Path) -> 
                         "status": "completed" if checkpoint.alive[seed, v] else "diverged",
                     }
                 )
-    add_rows(path, SWEEP, rows)
+    add_rows(folder / "dropout.csv", SWEEP, rows)
     _trace(algorithm, budget, name, folder)
 
 

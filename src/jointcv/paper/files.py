@@ -44,11 +44,66 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def write_note(path: Path, **entries: Any) -> None:
-    """Add entries to a json file; seconds are added up by stage."""
+    """Add entries to a json file, in the place of earlier ones with these names."""
     known = json.loads(path.read_text()) if path.exists() else {}
-    seconds = known.get("seconds", {}) | entries.pop("seconds", {})
-    text = json.dumps(known | entries | {"seconds": seconds}, indent=1, default=str)
-    path.write_text(text + "\n")
+    path.write_text(json.dumps(known | entries, indent=1, default=str) + "\n")
+
+
+def add_run(path: Path, facts: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+    """Say in a json file what wrote which rows, beside what it says of earlier runs.
+
+    A run has "estimators", each with the "step_sizes" and "seeds" of its rows. What it has run again is taken
+    from earlier runs, and it joins an earlier one that differs in nothing else.
+
+    Args:
+        path: of the file.
+        facts: what is true of all rows.
+        run: stage, estimators, seconds, date, and where it ran.
+    """
+    known = json.loads(path.read_text()) if path.exists() else {}
+    new = json.loads(json.dumps(run, default=str))
+    runs = [_without(old, new) for old in known.get("runs", [])]
+    runs = [old for old in runs if old["estimators"]]
+    same = next((old for old in runs if _origin(old) == _origin(new)), None)
+    if same is None:
+        runs.append(new)
+    else:
+        for name, cells in new["estimators"].items():
+            before = same["estimators"].get(name, {"step_sizes": [], "seeds": []})
+            same["estimators"][name] = {
+                kind: list(dict.fromkeys(before[kind] + cells[kind])) for kind in before
+            }
+        same |= {"seconds": same["seconds"] + new["seconds"], "date": new["date"]}
+    path.write_text(json.dumps({**facts, "runs": runs}, indent=1, default=str) + "\n")
+
+
+def _origin(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in run.items() if key not in ("estimators", "seconds", "date")}
+
+
+def _without(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """A run's entry without the cells that another has run again."""
+    if old["stage"] != new["stage"]:
+        return old
+    kept = {}
+    for name, cells in old["estimators"].items():
+        again = new["estimators"].get(name)
+        left = cells if again is None else _cells_left(cells, again)
+        if left is not None:
+            kept[name] = left
+    return old | {"estimators": kept}
+
+
+def _cells_left(cells: dict[str, list], again: dict[str, list]) -> dict[str, list] | None:
+    """Step sizes × seeds without those that ran again; None if that is all of them."""
+    left = {kind: [entry for entry in cells[kind] if entry not in again[kind]] for kind in cells}
+    if not left["step_sizes"] and not left["seeds"]:
+        return None
+    if not left["seeds"]:
+        return cells | {"step_sizes": left["step_sizes"]}
+    if not left["step_sizes"]:
+        return cells | {"seeds": left["seeds"]}
+    return cells
 
 
 def surroundings() -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 import jointcv as jcv
 from jointcv.paper.estimators import ESTIMATORS
-from jointcv.paper.files import TABLE1, VARIANCE, add_rows, read_rows, surroundings, write_note
+from jointcv.paper.files import TABLE1, VARIANCE, add_rows, read_rows
 from jointcv.paper.sweep import Prepared, best_value, params_file, prepare, run_sweeps, run_timings
 from jointcv.paper.tasks import TASKS
 from jointcv.paper.variance import estimator_variance, naive_parts
@@ -55,46 +55,11 @@ def run_task(
         return
     task = TASKS[name]
     prepared = prepare(task, budget, folder)
-    names = tuple(e for e in estimators or task.estimators if e not in prepared.budget.skip)
+    names = estimators or task.estimators
     for stage in stages or tuple(STAGES):
         began = time.perf_counter()
         STAGES[stage](prepared, names)
-        seconds = {stage: time.perf_counter() - began}
-        write_note(folder / f"{name}.json", **_description(prepared, names), seconds=seconds)
-        print(f"{name} {stage}: {seconds[stage]:.1f} s", flush=True)
-
-
-def _description(prepared: Prepared, names: tuple[str, ...]) -> dict:
-    task, problem = prepared.task, prepared.setting.problem
-    return surroundings() | {
-        "task": task.name,
-        "budget": prepared.budget_name,
-        "configuration": dataclasses.asdict(prepared.budget),
-        "num_data": problem.num_data,
-        "dim": problem.dim,
-        "batch": prepared.setting.batch,
-        "natural_batch": prepared.setting.natural_batch,
-        "optimizer": task.optimizer.__name__,
-        "step_sizes": {name: prepared.values(name) for name in names},
-        "seeds": list(range(prepared.budget.num_seeds)),
-        "dtype": str(problem.dtype),
-        "notes": [*task.notes, *COMMON_NOTES],
-    }
-
-
-COMMON_NOTES = (
-    "elbo is that of the full data, with exact expectations (quadrature) for one predictor a datum, noise in "
-    "the predictors for more, and the prior in closed form; PPCA draws z. Draws are common to all runs",
-    "runs of one seed share minibatches and noise across step sizes",
-    "an epoch of a full-batch estimator is one step; the natural gradient's step size stands as 0",
-    "milliseconds are processor time of a run alone, not vmapped, on one core: the median of three "
-    "repetitions and their range. Processor time, because the machine is shared",
-    "variance rows: trace_location and trace_scale are the estimator's at its own place after so many steps, "
-    "at its best step size; v_total, v_data and v_noise are V_{n,eps}, V_n and V_eps of the naive gradient "
-    "of the location there; small differences of V_n between rows are sampling noise",
-    "inc and ens run on small tasks only: each step is a pass over all data",
-    "oracle calls: gradients and Hessian products a step over data; f~ counts once",
-)
+        print(f"{name} {stage}: {time.perf_counter() - began:.1f} s", flush=True)
 
 
 def _timings(prepared: Prepared, names: tuple[str, ...]) -> None:
@@ -111,7 +76,9 @@ def _traces(prepared: Prepared, names: tuple[str, ...]) -> None:
     done = {row["estimator"] for row in read_rows(path)}
     for name in names:
         if name not in done and not isinstance(ESTIMATORS[name].dial, jcv.SurrogateRate):
+            began = time.perf_counter()
             add_rows(path, VARIANCE, _trace(prepared, name))
+            prepared.note.add("variance", name, began, [best_value(prepared, name)], [SEED])
 
 
 def _trace(prepared: Prepared, name: str) -> list[dict]:
@@ -178,6 +145,7 @@ def _table1(prepared: Prepared, names: tuple[str, ...]) -> None:
     path = prepared.file(".table1")
     if path.exists():
         return
+    began = time.perf_counter()
     budget, setting = prepared.budget, prepared.setting
     name = "joint" if "joint" in names else names[0]
     value = best_value(prepared, name)
@@ -191,14 +159,15 @@ def _table1(prepared: Prepared, names: tuple[str, ...]) -> None:
         "v_total": parts.total,
         "v_data": parts.data,
         "v_noise": parts.noise,
-        "end_point": f"{name}, step size {value:g}, {budget.epochs} epochs, seed 0",
+        "end_point": f"{name}, step size {value:g}, {budget.epochs} epochs, seed {SEED}",
         "draws": budget.table_draws,
     }
     add_rows(path, TABLE1, [row])
+    prepared.note.add("table1", name, began, [value], [SEED])
 
 
 def _end_point(prepared: Prepared, name: str, value: float) -> jcv.MeanFieldParams:
-    path = params_file(prepared, name, value, 0)
+    path = params_file(prepared, name, value, SEED)
     if not path.exists():
         algorithm = _at_rate(ESTIMATORS[name].build(prepared.setting), value)
         return jcv.fit(algorithm, key=jax.random.key(SEED), num_epochs=prepared.budget.epochs).params

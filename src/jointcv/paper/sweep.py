@@ -14,6 +14,7 @@ import jointcv as jcv
 from jointcv.paper.estimators import ESTIMATORS, Estimator, Setting, evaluation
 from jointcv.paper.fetch import cache_folder
 from jointcv.paper.files import SWEEP, TIMING, add_rows, read_rows
+from jointcv.paper.notes import Record
 from jointcv.paper.tasks import Budget, Task
 
 TIMINGS = 3
@@ -43,6 +44,12 @@ class Prepared:
 
     def file(self, kind: str = "") -> Path:
         return self.folder / f"{self.task.name}{kind}.csv"
+
+    @property
+    def note(self) -> Record:
+        return Record(
+            self.file().with_suffix(".json"), self.task, self.budget_name, self.budget, self.setting
+        )
 
     def values(self, name: str) -> tuple[float, ...]:
         """The step sizes of an estimator; 0 stands for the natural gradient's own."""
@@ -78,11 +85,10 @@ def run_sweeps(prepared: Prepared, names: tuple[str, ...]) -> None:
         (row["estimator"], float(row["step_size"]), int(row["seed"])) for row in read_rows(prepared.file())
     }
     budget = prepared.budget
-    for name in names:
-        estimator = ESTIMATORS[name]
-        algorithm = estimator.build(prepared.setting)
-        values = prepared.values(name)
-        for seeds in _groups(range(budget.num_seeds), budget.seeds_at_once):
+    algorithms = {name: ESTIMATORS[name].build(prepared.setting) for name in names}
+    for seeds in _groups(range(budget.num_seeds), budget.seeds_at_once):
+        for name, algorithm in algorithms.items():
+            values = prepared.values(name)
             missing = [v for v in values if any((name, v, seed) not in done for seed in seeds)]
             for some in _groups(missing, budget.values_at_once or len(values)):
                 _run_cells(prepared, name, algorithm, some, seeds, done)
@@ -129,6 +135,7 @@ def _run_cells(prepared: Prepared, name: str, algorithm: jcv.AbstractAlgorithm, 
                 )
     add_rows(prepared.file(), SWEEP, rows)
     _keep_params(prepared, name, values, seeds, checkpoints)
+    prepared.note.add("sweep", name, began, values, seeds)
     print(f"{prepared.task.name} {name} seeds {list(seeds)}: {time.perf_counter() - began:.1f} s", flush=True)
 
 
@@ -164,7 +171,9 @@ def run_timings(prepared: Prepared, names: tuple[str, ...]) -> None:
     for name in names:
         if name in done:
             continue
+        began = time.perf_counter()
         add_rows(prepared.file(".timing"), TIMING, [_time(prepared, name)])
+        prepared.note.add("timing", name, began, [], [0])
 
 
 def _time(prepared: Prepared, name: str) -> dict:
