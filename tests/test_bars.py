@@ -40,12 +40,14 @@ def elbo(data, params, nodes):
 
 
 def gradient_norm(data, params, nodes):
-    """Of the negative ELBO in location and log σ."""
+    """Of the negative `elbo` in location and log σ: the derivatives of that sum over nodes."""
     x, eta, masses = predictors(data, params, nodes)
+    points, _ = standard_quadrature(nodes)
     variance = np.exp(2 * np.asarray(params.log_scale))
-    p = 1 / (1 + np.exp(-eta))
-    location = x.T @ (p @ masses - data["y"]) + np.asarray(params.location)
-    log_scale = variance * ((x**2).T @ ((p * (1 - p)) @ masses) + 1) - 1
+    slope = 1 / (1 + np.exp(-eta)) - data["y"][:, None]
+    location = x.T @ (slope @ masses) + np.asarray(params.location)
+    in_scale = (slope * points) @ masses / np.sqrt(x**2 @ variance)
+    log_scale = variance * ((x**2).T @ in_scale + 1) - 1
     return np.linalg.norm(np.concatenate([location, log_scale]))
 
 
