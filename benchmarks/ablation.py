@@ -80,7 +80,7 @@ def grid(task: str, epochs: int, kind: str, control: str, batch: int, rate: floa
             )
             dial, rates = jcv.LearningRate(), TASKS[task].grid
         *_, last = jcv.sweep(
-            algorithm, dial, rates, KEYS, num_epochs=epochs, every=epochs, record=lambda params: params
+            algorithm, dial, rates, KEYS, num_epochs=epochs, at=(epochs,), record=lambda params: params
         )
         for place, value in enumerate(rates):
             params = jax.tree.map(lambda leaf, place=place: leaf[0, place], last.record)

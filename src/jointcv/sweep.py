@@ -98,7 +98,7 @@ def sweep(
     *,
     num_epochs: int,
     record: Callable[[Any], PyTree[Array]],
-    every: int = 1,
+    at: Sequence[int] | None = None,
     final_record: Callable[[Any], PyTree[Array]] | None = None,
     progress: str | None = None,
 ) -> list[Checkpoint]:
@@ -110,8 +110,8 @@ def sweep(
         values: one run a value …
         keys: … and key.
         num_epochs: how long.
-        record: a function of parameters, evaluated at the start and after every `every` epochs.
-        every: epochs between records.
+        record: a function of parameters, evaluated at the start, after the last epoch, and …
+        at: … after these epochs; after all of them by default.
         final_record: the last record, if it is to be another one.
         progress: the label of a progress bar, if there is to be one.
 
@@ -124,17 +124,26 @@ def sweep(
     """
     if not len(values):
         raise ValueError("values is empty: nothing to run. Pass at least one value.")
+    stops = _stops(range(1, num_epochs + 1) if at is None else at, num_epochs)
     points = jnp.asarray(values, float)
     stack = _begin(algorithm, keys, len(values))
     steps = algorithm.sampler.steps_per_epoch(algorithm.objective.num_data)
     checkpoints = [_look(algorithm, record, stack, steps)]
     with tqdm(total=num_epochs, desc=progress, disable=progress is None, unit="epoch") as bar:
-        for epoch in range(every, num_epochs + 1, every):
-            stack = _advance((algorithm, dial, points, every), stack)
-            last = final_record is not None and epoch + every > num_epochs
-            checkpoints.append(_look(algorithm, final_record if last else record, stack, steps))
-            bar.update(every)
+        for epoch in range(1, num_epochs + 1):
+            stack = _advance((algorithm, dial, points), stack)
+            if epoch in stops:
+                last = final_record is not None and epoch == num_epochs
+                checkpoints.append(_look(algorithm, final_record if last else record, stack, steps))
+            bar.update()
     return checkpoints
+
+
+def _stops(at: Sequence[int], num_epochs: int) -> set[int]:
+    stops = {*at, num_epochs}
+    if min(stops) < 1 or max(stops) > num_epochs:
+        raise ValueError(f"at={at!r} has epochs that are not among 1 … {num_epochs}. Drop them.")
+    return stops
 
 
 class _Stack(eqx.Module):
@@ -163,7 +172,7 @@ def _begin(algorithm, keys, num_values: int) -> _Stack:
 
 @eqx.filter_jit(donate="all-except-first")
 def _advance(static, stack: _Stack) -> _Stack:
-    algorithm, dial, points, num_epochs = static
+    algorithm, dial, points = static
     steps = algorithm.sampler.steps_per_epoch(algorithm.objective.num_data)
 
     # The key is shared by the values and the step by all: what depends on them alone is done once.
@@ -176,11 +185,8 @@ def _advance(static, stack: _Stack) -> _Stack:
     over_values = jax.vmap(cell, (None, None, 0, 0, 0, 0))
     over_seeds = jax.vmap(over_values, (0, None, 0, 0, 0, None))
 
-    def epoch(stack, _):
-        rest = over_seeds(stack.key, stack.step, stack.alive, stack.state, stack.table, points)
-        return _Stack(stack.key, stack.step + steps, *rest), None
-
-    return jax.lax.scan(epoch, stack, None, length=num_epochs)[0]
+    rest = over_seeds(stack.key, stack.step, stack.alive, stack.state, stack.table, points)
+    return _Stack(stack.key, stack.step + steps, *rest)
 
 
 @eqx.filter_jit

@@ -19,7 +19,7 @@ from jointcv.paper.tasks import Budget, Task
 
 TIMINGS = 3
 FEW_STEPS = 5
-ALL_EPOCHS, THEN_EVERY = 20, 5  # which checkpoints go into the file
+ALL_EPOCHS, THEN_EVERY = 20, 5  # which epochs are recorded
 
 
 class ElboAndParams(eqx.Module):
@@ -106,7 +106,7 @@ def _run_cells(prepared: Prepared, name: str, algorithm: jcv.AbstractAlgorithm, 
         values,
         jax.vmap(jax.random.key)(np.asarray(seeds, np.uint32)),
         num_epochs=epochs,
-        every=every,
+        at=_worth_recording(epochs, every),
         record=records[0],
         final_record=records[1],
         progress=f"{prepared.task.name} {name}",
@@ -117,7 +117,7 @@ def _run_cells(prepared: Prepared, name: str, algorithm: jcv.AbstractAlgorithm, 
             if (name, value, seed) in done:
                 continue
             done.add((name, value, seed))
-            for checkpoint in _worth_writing(checkpoints):
+            for checkpoint in checkpoints:
                 elbos = checkpoint.record[0][s, v].astype(np.float64)
                 error = elbos.std(ddof=1) / elbos.size**0.5 if elbos.size > 1 else 0.0
                 rows.append(
@@ -139,10 +139,11 @@ def _run_cells(prepared: Prepared, name: str, algorithm: jcv.AbstractAlgorithm, 
     print(f"{prepared.task.name} {name} seeds {list(seeds)}: {time.perf_counter() - began:.1f} s", flush=True)
 
 
-def _worth_writing(checkpoints: list) -> list:
-    """All of the first epochs, then every fifth and the last: files stay small."""
-    last = checkpoints[-1].epoch
-    return [c for c in checkpoints if c.epoch <= ALL_EPOCHS or c.epoch % THEN_EVERY == 0 or c.epoch == last]
+def _worth_recording(epochs: int, every: int) -> list[int]:
+    """Of every so many epochs all of the first, then every fifth: evaluations take long, and files stay small."""
+    return [
+        epoch for epoch in range(every, epochs + 1, every) if epoch <= ALL_EPOCHS or epoch % THEN_EVERY == 0
+    ]
 
 
 def params_file(prepared: Prepared, name: str, value: float, seed: int) -> Path:
