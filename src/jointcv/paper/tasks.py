@@ -339,7 +339,7 @@ TASKS: dict[str, Task] = {
         natural_batch=500,
         budgets={
             "smoke": SMOKE,
-            # By its seconds and its time of a step the paper is at −25,000 after 17,000 steps of joint, 58,000 of naive.
+            # By its seconds and its time of a step the paper needs 17,000 steps of joint for −25,000, 58,000 of naive.
             "short": replace(LARGE_SHORT, num_seeds=2, epochs=100, draws=4),
             "paper": LARGE_PAPER,
         },
