@@ -1,7 +1,9 @@
 """float64, strict promotion, and shapes checked at run time in the package under test."""
 
+import contextlib
 import gc
 import os
+import warnings
 from pathlib import Path
 
 import jax
@@ -22,6 +24,14 @@ IMPLICIT_PROMOTION = {
 
 MOST_MAPS = 30_000
 QUICK = {"test_exact", "test_oracle", "test_statistical", "test_stochastic", "test_random_models"}
+
+
+def pytest_configure(config):
+    """ArviZ 0.23 stamps a file at its first import of a day, and two workers at once take it from each other."""
+    if not hasattr(config, "workerinput"):
+        with contextlib.suppress(ImportError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import arviz  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

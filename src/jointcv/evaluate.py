@@ -1,6 +1,8 @@
 """An objective on the full data, in chunks: its value with a standard error, and its exact summaries."""
 
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -90,27 +92,46 @@ def full_value(
     return Estimate(float(values.mean()), float(error))
 
 
+def naive_gradient(objective: AbstractObjective, params: Params, batch: Batch, draws) -> PyTree[Array]:
+    """∇f(w; n, ε) of a batch, as a cotangent."""
+    entry = objective.remember(params, batch.data)
+    return objective.gradient(entry, params, batch.data, batch.weights, draws)
+
+
 def full_gradient(
-    objective: AbstractObjective, params: Params, key: Key[Array, ""], chunk_size: int = 10_000
-):
-    """∇f(w; ε) on all data, for one draw of ε."""
+    objective: AbstractObjective,
+    params: Params,
+    key: Key[Array, ""],
+    chunk_size: int = 10_000,
+    gradient: Callable[..., PyTree[Array]] = naive_gradient,
+) -> Params:
+    """∇f(w; ε) on all data, for one draw of ε.
+
+    Args:
+        objective: whose gradient.
+        params: where.
+        key: of the draw.
+        chunk_size: how many data at once.
+        gradient: of a batch; a controlled one has the noise of ε controlled.
+    """
     dtype = float_type(params)
     schedule = Reshuffle(min(chunk_size, objective.num_data)).sweep(objective.num_data)
 
-    def gradient(chunk, weights):
+    def pulled(chunk, weight):
         batch = take_batch(objective, chunk, 0, dtype)
         draws = objective.draw(key, params, batch.data, chunk.unit)
-        entry = objective.remember(params, batch.data)
-        gradient = objective.gradient(entry, params, batch.data, weights.astype(dtype), draws)
-        return objective.pull(gradient, params, batch.data, draws)
+        batch = dataclasses.replace(batch, weights=weight * batch.share)
+        return objective.pull(gradient(objective, params, batch, draws), params, batch.data, draws)
+
+    # What does not depend on the data is in every chunk, and is to count once.
+    rest = pulled(jax.tree.map(lambda leaf: leaf[0], schedule), 0)
 
     def add_chunk(total, chunk):
-        # What does not depend on the data would count once a chunk.
-        part = jax.tree.map(jnp.subtract, gradient(chunk, chunk.share), gradient(chunk, 0 * chunk.share))
-        return jax.tree.map(jnp.add, total, part), None
+        return jax.tree.map(
+            lambda total, part, rest: total + (part - rest), total, pulled(chunk, 1), rest
+        ), None
 
-    first = jax.tree.map(lambda leaf: leaf[0], schedule)
-    return jax.lax.scan(add_chunk, gradient(first, 0 * first.share), schedule)[0]
+    return jax.lax.scan(add_chunk, rest, schedule)[0]
 
 
 def full_summary(objective: AbstractObjective, params: Params, sweep: Schedule) -> PyTree[Array]:

@@ -88,7 +88,7 @@ def _largest_eigenvalue(objective, params, direction, rounds):
     def turn(_, carry):
         direction, _ = carry
         unit = direction / jnp.linalg.norm(direction)
-        product = params.scale * _hessian_product(objective, params, params.scale * unit)
+        product = params.scale * hessian_product(objective, params, params.scale * unit)
         return product, jnp.linalg.norm(product)
 
     direction, value = jax.lax.fori_loop(0, rounds, turn, (direction, jnp.zeros((), direction.dtype)))
@@ -150,7 +150,7 @@ def _datum_curvature(view: LinearView, params: MeanFieldParams, batch) -> Float[
     return jnp.minimum(rows, frobenius)
 
 
-def _hessian_product(objective: Elbo, params: MeanFieldParams, direction: Float[Array, " dim"]):
+def hessian_product(objective: Elbo, params: MeanFieldParams, direction: Float[Array, " dim"]):
     """∇²[K + P] v on all data, at the location."""
     view = objective.view
     size = min(PASS_SIZE, objective.num_data)
