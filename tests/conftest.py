@@ -23,7 +23,14 @@ IMPLICIT_PROMOTION = {
 }  # NumPyro's own code mixes types
 
 MOST_MAPS = 30_000
-QUICK = {"test_exact", "test_oracle", "test_statistical", "test_stochastic", "test_random_models"}
+QUICK = {
+    "test_exact",
+    "test_natural",
+    "test_oracle",
+    "test_random_models",
+    "test_statistical",
+    "test_stochastic",
+}
 
 
 def pytest_configure(config):

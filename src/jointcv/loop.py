@@ -57,10 +57,13 @@ def epoch_schedule(algorithm: AbstractAlgorithm, key: Key[Array, ""], epoch) -> 
 def advance(algorithm: AbstractAlgorithm, run: Run, schedule: Schedule) -> tuple[Run, Info]:
     """The steps of a schedule, all within one epoch."""
     begins = (schedule.place[0] == 0) & run.alive
-    state = jax.lax.cond(
-        begins, lambda state: algorithm.renew(state, run.table, run.step), lambda state: state, run.state
+    state, table = jax.lax.cond(
+        begins,
+        lambda state, table: algorithm.renew(state, table, run.step),
+        lambda state, table: (state, table),
+        *(run.state, run.table),
     )
-    shared, rows = algorithm.open(run.table, schedule)
+    shared, rows = algorithm.open(table, schedule)
     dtype = float_type(algorithm.params(run.state))
     noise_key = jax.random.fold_in(run.key, 1)
 
@@ -77,7 +80,7 @@ def advance(algorithm: AbstractAlgorithm, run: Run, schedule: Schedule) -> tuple
 
     carry = (state, run.alive, run.step, run.step)
     (state, alive, _, taken), (rows, infos) = jax.lax.scan(step, carry, (schedule, rows))
-    return Run(run.key, taken, alive, state, algorithm.close(run.table, schedule, rows)), infos
+    return Run(run.key, taken, alive, state, algorithm.close(table, schedule, rows)), infos
 
 
 def advance_epochs(algorithm: AbstractAlgorithm, run: Run, num_epochs: int) -> tuple[Run, Info]:

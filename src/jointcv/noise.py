@@ -75,6 +75,10 @@ class AbstractNoise(eqx.Module):
         """E diag Σ w_n ∇²K_n less the d of these parameters (0 where there is none), with this noise."""
 
     @abstractmethod
+    def bend(self, view, entry: Entry, data, weights, step: Seen) -> Seen:
+        """Σ w_n ∇²K_n along a step in η at the remembered places, or its mean where that is known; a cotangent."""
+
+    @abstractmethod
     def digest(self, view, entry: Entry, data, weights) -> Summary:
         """What the mean of f~ over ε depends on, as the batch sees it."""
 
@@ -125,6 +129,9 @@ class ParameterNoise(AbstractNoise):
         change = view.slope(here + step, data, weights) - view.slope(here, data, weights)
         return view.pull(change, data) * draws / params.scale
 
+    def bend(self, view, entry, data, weights, step):
+        return view.expand(entry, step, data, weights)[1]
+
     def digest(self, view, entry, data, weights):
         return _digest(view, entry, data, weights)
 
@@ -158,6 +165,9 @@ class PaperNoise(AbstractNoise):
 
     def excess(self, view, params, data, weights, draws):
         return ParameterNoise().excess(view, params, data, weights, draws)
+
+    def bend(self, view, entry, data, weights, step):
+        return view.expand(entry.location, step, data, weights)[1]
 
     def digest(self, view, entry, data, weights):
         return Summary(view.slope(entry.location, data, weights), None)
@@ -194,6 +204,9 @@ class PredictorNoise(AbstractNoise):
     def excess(self, view, params, data, weights, draws):
         here, step = view.look(params.location, data), _spread_scale(view, params, data) * draws
         return _missed_curvature(view, here, step, params, data, weights)
+
+    def bend(self, view, entry, data, weights, step):
+        return view.expand(entry, step, data, weights)[1]
 
     def digest(self, view, entry, data, weights):
         return _digest(view, entry, data, weights)
@@ -252,6 +265,9 @@ class Quadrature(AbstractNoise):
 
     def excess(self, view, params, data, weights, draws):
         return jnp.zeros_like(params.location)
+
+    def bend(self, view, entry, data, weights, step):
+        return (view.problem.num_data * weights)[:, None] * entry.bend * step
 
     def digest(self, view, entry, data, weights):
         counts = (view.problem.num_data * weights)[:, None]

@@ -77,7 +77,7 @@ class GradientDescent(AbstractAlgorithm):
         return self.control.memory.close(table, schedule, rows)
 
     def renew(self, state, table, step):
-        return state
+        return state, table
 
     def keep(self, moved, state, alive):
         # The optimiser and the memory of a dead run are of no use: to keep them would copy them every step.

@@ -51,7 +51,7 @@ class AbstractAlgorithm(eqx.Module):
         """The steps' rows back in the table."""
 
     @abstractmethod
-    def renew(self, state: State, table: Table, step: Int[Scalar, ""]) -> State:
+    def renew(self, state: State, table: Table, step: Int[Scalar, ""]) -> tuple[State, Table]:
         """What is due once an epoch, before its first step."""
 
     @abstractmethod

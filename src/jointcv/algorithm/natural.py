@@ -8,6 +8,9 @@ coordinate its own. That bound is cautious, so the step begins at `slack` times 
 epoch the objective on the full data is looked at, and has it risen beyond its noise (or a step not been finite), the
 epoch is taken back, the slack halved, and from then on it grows more slowly. Also once an epoch the running means are
 summed anew.
+
+Steps in a diagonal metric are slow along collinear predictors. So before epochs 0, 1, 2, 4, 8, … the location takes a
+Newton step on all data (`jointcv.algorithm.newton`) where the objective falls by it, and everything is seen anew there.
 """
 
 import equinox as eqx
@@ -18,7 +21,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree, Scalar
 
 from jointcv.algorithm.gradient import controlled_gradient
 from jointcv.algorithm.interface import AbstractAlgorithm, Info, check_parts, choose
-from jointcv.checks import as_static, check_number, check_type
+from jointcv.algorithm.newton import newton_step
+from jointcv.checks import as_static, check_count, check_number, check_type
 from jointcv.control import AbstractControl
 from jointcv.elbo import Elbo
 from jointcv.evaluate import full_summary, full_values, take_batch
@@ -30,8 +34,9 @@ from jointcv.smoothness import Smoothness, measure, unmeasured
 from jointcv.view import LinearView
 
 SETTLING_ROUNDS = 3
-FIRST_ROUNDS, ROUNDS = 20, 4  # of power iteration, at first and from then on
+FIRST_ROUNDS, ROUNDS = 10, 4  # of power iteration, at first and from then on
 GUARD_CHUNK = 10_000
+FRACTIONS = (1.0, 0.5, 0.25)  # of a Newton step that are tried
 MOST_SLACK = 6.0
 
 
@@ -47,12 +52,22 @@ class Position(eqx.Module):
 
 
 class Guard(eqx.Module):
-    """The end of the best epoch so far, the objective there for a few fixed draws of ε, and what it has cost."""
+    """The end of the best epoch so far, the objective there for a few fixed draws of ε, and what it has cost.
+
+    Attributes:
+        position: where the epoch ended.
+        values: of the objective there, on all data.
+        slack: how many times the theory's step is taken.
+        halvings: epochs taken back.
+        products: Hessian products of Newton steps, a pass over the data each.
+        broken: whether a step of this epoch was not finite.
+    """
 
     position: Position
     values: Float[Array, "*stack draws"]
     slack: Float[Array, "*stack"]
     halvings: Int[Array, "*stack"]
+    products: Int[Array, "*stack"]
     broken: Bool[Array, "*stack"]
 
 
@@ -89,6 +104,8 @@ class NaturalDescent(AbstractAlgorithm):
         rate: one γ for all coordinates in the place of the theory's; then nothing is measured or guarded.
         decay: γ falls as 1/(1 + decay·epoch).
         guard_draws: draws of ε in the guard's look at the full data.
+        products: Hessian products, a pass over the data each, that a Newton step before epoch e may take: so many
+            times e + 1, so that they cost no more than the epochs. 0 for no such steps.
     """
 
     objective: Elbo
@@ -98,6 +115,7 @@ class NaturalDescent(AbstractAlgorithm):
     rate: float | None = None
     decay: float = 0.0
     guard_draws: int = eqx.field(static=True, default=4)
+    products: int = eqx.field(static=True, default=4)
 
     def __check_init__(self):
         check_type("objective", self.objective, Elbo, "Use jointcv.assemble(problem, ...)[0].")
@@ -118,6 +136,7 @@ class NaturalDescent(AbstractAlgorithm):
             values=jnp.zeros(self.guard_draws, dtype),
             slack=jnp.asarray(self.slack, dtype),
             halvings=jnp.zeros((), jnp.int32),
+            products=jnp.zeros((), jnp.int32),
             broken=jnp.zeros((), bool),
         )
         rate = jnp.zeros_like(params.location)
@@ -132,18 +151,16 @@ class NaturalDescent(AbstractAlgorithm):
         epoch = step // self.sampler.steps_per_epoch(self.objective.num_data)
         if self.rate is not None:
             rate = jnp.full_like(state.rate, self.rate) / (1 + self.decay * epoch.astype(state.rate.dtype))
-            return eqx.tree_at(lambda s: s.rate, state, rate)
+            return eqx.tree_at(lambda s: s.rate, state, rate), table
         state = self._look_back(state, epoch)
-        params = state.position.params
-        rounds = jnp.where(epoch == 0, FIRST_ROUNDS, ROUNDS)
-        smoothness = jax.lax.cond(
+        state, table = jax.lax.cond(
             (epoch & (epoch - 1)) == 0,  # epochs 0, 1, 2, 4, 8, ...
-            lambda before: measure(self.objective, self.sampler, params, before, rounds),
-            lambda before: before,
-            state.smoothness,
+            lambda state, table: self._take_stock(state, epoch),
+            lambda state, table: (state, table),
+            *(state, table),
         )
-        rate = jnp.minimum(state.guard.slack * smoothness.step, 1)
-        return eqx.tree_at(lambda s: (s.rate, s.smoothness), state, (rate, smoothness))
+        rate = jnp.minimum(state.guard.slack * state.smoothness.step, 1)
+        return eqx.tree_at(lambda s: s.rate, state, rate), table
 
     def step(self, state, shared, row, batch, key):
         objective, params = self.objective, state.position.params
@@ -161,18 +178,18 @@ class NaturalDescent(AbstractAlgorithm):
         location = state.position.location - state.rate * direction / precision
 
         norm = optax.tree.norm(direction)
-        finite = jnp.isfinite(loss) & jnp.isfinite(norm) & jnp.all(jnp.isfinite(precision))
+        position = Position(location, precision)
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm) & objective.admits(position.params)
         go_on = finite & ~state.guard.broken if self.rate is None else finite
-        position = jax.tree.map(
-            lambda new, old: jnp.where(go_on, new, old), Position(location, precision), state.position
-        )
+        position = choose(go_on, position, state.position)
         guard = eqx.tree_at(lambda guard: guard.broken, state.guard, ~go_on)
         moved = NaturalState(position, memory, average, state.rate, state.smoothness, guard, state.drift)
         notes = {
             "rate": jnp.median(state.rate) if self.rate is None else state.rate[0],
             "corrected": corrected,
         }
-        notes |= {"halvings": guard.halvings, "drift": state.drift, "epoch_elbo": -jnp.mean(guard.values)}
+        notes |= {"halvings": guard.halvings, "products": guard.products}
+        notes |= {"drift": state.drift, "epoch_elbo": -jnp.mean(guard.values)}
         # A step that is not finite is the guard's to take back, if it has a place where the objective is finite.
         guarded = jnp.all(jnp.isfinite(guard.values)) & (self.rate is None)
         return moved, row, Info(loss, norm, finite | guarded, notes)
@@ -246,21 +263,62 @@ class NaturalDescent(AbstractAlgorithm):
         scale = optax.tree.norm(after) + jnp.finfo(drift.dtype).tiny
         return eqx.tree_at(lambda s: (s.memory, s.drift), state, (memory, drift / scale))
 
-    def _look_back(self, state: NaturalState, epoch: Int[Scalar, ""]) -> NaturalState:
-        """Take the epoch back and halve the slack where the full-data objective rose beyond its noise."""
+    def _take_stock(self, state: NaturalState, epoch: Int[Scalar, ""]) -> tuple[NaturalState, PyTree[Array]]:
+        """A Newton step, all data seen anew where it leads, and the steps that theory allows there."""
+        if self.products:
+            state = self._leap(state, epoch)
+        params = state.position.params
+        memory, table = self.control.memory.init(self.objective, params, self.sampler)
+        rounds = jnp.where(epoch == 0, FIRST_ROUNDS, ROUNDS)
+        smoothness = measure(self.objective, self.sampler, params, state.smoothness, rounds)
+        return eqx.tree_at(lambda s: (s.memory, s.smoothness), state, (memory, smoothness)), table
+
+    def _leap(self, state: NaturalState, epoch: Int[Scalar, ""]) -> NaturalState:
+        """As much of a Newton step as the objective falls by, of these fractions; none if it does not."""
+        guard, position = state.guard, state.position
+        key = jax.random.fold_in(jax.random.key(1), epoch)
+        newton = newton_step(self.objective, position.params, key, self.products * (epoch + 1))
+
+        def shorten(carry, fraction):
+            best, values, found = carry
+            tried = Position(position.location + fraction * newton.step, position.precision)
+            tried_values = self._full_values(tried)
+            mean, error = self._change(guard.values, tried_values)
+            fell = (mean + error < 0) & ~found
+            better = choose(fell, (tried, tried_values), (best, values))
+            return (*better, found | fell), None
+
+        # The guard's values are those of this position.
+        start = (position, guard.values, jnp.zeros((), bool))
+        fractions = jnp.asarray(FRACTIONS, guard.values.dtype)
+        (position, values, _), _ = jax.lax.scan(shorten, start, fractions)
+        products = guard.products + newton.products
+        guard = Guard(position, values, guard.slack, guard.halvings, products, guard.broken)
+        return eqx.tree_at(lambda s: (s.position, s.guard), state, (position, guard))
+
+    def _full_values(self, position: Position) -> Float[Array, " draws"]:
+        """The objective on all data, for draws that are always the same."""
         chunk_size = min(GUARD_CHUNK, self.objective.num_data)
-        values = full_values(
+        return full_values(
             self.objective,
-            state.position.params,
+            position.params,
             jax.random.key(0),
             num_draws=self.guard_draws,
             chunk_size=chunk_size,
         )
-        guard = state.guard
-        change = values - guard.values
+
+    def _change(self, before: Float[Array, " draws"], after: Float[Array, " draws"]) -> tuple[Scalar, Scalar]:
+        """Mean and standard error, over the draws, of how the objective has changed."""
+        change = after - before
         error = jnp.std(change, ddof=1) / self.guard_draws**0.5 if self.guard_draws > 1 else 0.0
+        return jnp.mean(change), jnp.asarray(error, change.dtype)
+
+    def _look_back(self, state: NaturalState, epoch: Int[Scalar, ""]) -> NaturalState:
+        """Take the epoch back and halve the slack where the full-data objective rose beyond its noise."""
+        values, guard = self._full_values(state.position), state.guard
+        change, error = self._change(guard.values, values)
         rounding = 10 * jnp.finfo(values.dtype).eps * jnp.abs(jnp.mean(values))
-        rose = ~(jnp.mean(change) <= 3 * error + rounding) & (epoch > 0)
+        rose = ~(change <= 3 * error + rounding) & (epoch > 0)
         back = rose | guard.broken
         best = jax.tree.map(
             lambda old, new: jnp.where(back, old, new),
@@ -272,7 +330,8 @@ class NaturalDescent(AbstractAlgorithm):
         growth = 2 ** (1 / (2 * (1 + halvings.astype(values.dtype))))
         wider = jnp.where(epoch > 0, jnp.minimum(guard.slack * growth, MOST_SLACK), guard.slack)
         slack = jnp.where(back, guard.slack / 2, wider)
-        guard = Guard(position, values, slack, halvings, jnp.zeros((), bool))
+        broken = jnp.zeros((), bool)
+        guard = Guard(position, values, slack, halvings, guard.products, broken)
         return eqx.tree_at(lambda s: (s.position, s.guard), state, (position, guard))
 
 
@@ -283,14 +342,18 @@ class NaturalGradient(eqx.Module):
         slack: how many times the theory's step is tried first; halved behind the guard when it is too much.
         rate: a step set by hand, without measurement and guard.
         decay: for a step set by hand: it falls as 1/(1 + decay·epoch).
+        products: Hessian products, a pass over the data each, that a Newton step before epoch e = 0, 1, 2, 4, 8, …
+            may take: so many times e + 1, so that they cost no more than the epochs. 0 for no such steps.
     """
 
     slack: float = 2.0
     rate: float | None = None
     decay: float = 0.0
+    products: int = eqx.field(static=True, default=4)
 
     def __check_init__(self):
         _check_steps("NaturalGradient", self.slack, self.rate, self.decay)
+        check_count("NaturalGradient(products=...): products", self.products, "Hessian products", least=0)
 
     def build(self, objective: Elbo, control: AbstractControl, sampler: AbstractSampler) -> NaturalDescent:
         """The algorithm for an objective."""
@@ -301,6 +364,7 @@ class NaturalGradient(eqx.Module):
             slack=self.slack,
             rate=self.rate,
             decay=self.decay,
+            products=self.products,
         )
 
 

@@ -82,7 +82,7 @@ class Smiso(AbstractAlgorithm):
         return put_rows(table, self._places(schedule), rows)
 
     def renew(self, state, table, step):
-        return state
+        return state, table
 
     def keep(self, moved, state, alive):
         return choose(alive, moved, state)
