@@ -314,6 +314,15 @@ def test_which_plate():
 
     refuses(plate_from_outside, REAL, match="'data' was created outside the model")
 
+    def subsampled_groups(y):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        with numpyro.plate("groups", 4, subsample_size=2):
+            numpyro.sample("effects", dist.Normal(mean, 1))
+        with numpyro.plate("data", N, subsample_size=5) as idx:
+            numpyro.sample("y", dist.Normal(mean, 1), obs=y[idx])
+
+    assert trace_model(subsampled_groups, REAL).data_plate == "data"
+
 
 @pytest.mark.usefixtures("as_users_run")
 def test_arguments_of_the_wrong_kind():

@@ -92,7 +92,8 @@ def choose_data_plate(structure: Structure, asked: str | None) -> str:
     ]
     observed = {name for site in structure.sites.values() if site.is_observed for name in site.plates}
     local = {name for site in structure.latents.values() for name in site.plates}
-    candidates = subsampled or sorted(observed - local)
+    data_plates = observed - local
+    candidates = [name for name in subsampled if name in data_plates] or subsampled or sorted(data_plates)
     if not any(site.is_observed for site in structure.sites.values()):
         raise ValueError(
             "The model has no observed site. Pass it the data, so that a numpyro.sample statement has obs=y[idx]."
