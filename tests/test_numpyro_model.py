@@ -459,3 +459,20 @@ def test_missing_values_are_named_by_the_problem():
     y = REAL.at[3].set(jnp.nan)
     refuses(CASES["robust"].model, X, y, match="non-finite value in row 3")
     assert from_numpyro(CASES["Poisson"].model, X, COUNTS, jnp.ones(N)).num_data == N
+
+
+def test_missing_values_that_the_model_replaces():
+    y = REAL.at[3].set(jnp.nan)
+
+    def masked(x, y):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("data", len(y)) as idx:
+            seen = ~jnp.isnan(y[idx])
+            with handlers.mask(mask=seen):
+                numpyro.sample("y", dist.Normal(x[idx] @ w, 1), obs=jnp.where(seen, y[idx], 0.0))
+
+    problem = from_numpyro(masked, X, y)
+    z = {"w": jnp.array([0.3, -0.7, 1.1])}
+    terms = jax.vmap(problem.log_likelihood, (None, 0))(z, problem.data)
+    expected = -0.5 * (REAL - X @ z["w"]) ** 2 - 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(terms, expected.at[3].set(0.0), rtol=1e-12)
