@@ -275,6 +275,10 @@ CASES = {
         lambda: jcv.Smiso(compose("logistic", "parameter").objective, jcv.Reshuffle(B), -1.0),
         ["rate=-1.0", "positive"],
     ),
+    "SMISO with a string for a step": (
+        lambda: jcv.Smiso(compose("logistic", "parameter").objective, jcv.Reshuffle(B), "1e-3"),
+        ["rate='1e-3'", "positive"],
+    ),
     "SMISO beyond its minimum": (
         lambda: jcv.Smiso(compose("logistic", "parameter").objective, jcv.Reshuffle(B), 1e-3, decay=1.5),
         ["decay=1.5", "(0, 1]"],
