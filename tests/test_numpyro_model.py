@@ -342,6 +342,12 @@ def test_rows_of_different_length():
     )
 
 
+def test_rows_in_lists():
+    with pytest.raises(ValueError, match="same number.*np.asarray of a list") as error:
+        from_numpyro(CASES["rows without a plate"].model, data={"X": X.tolist(), "y": REAL}, prior_scale=1.0)
+    assert len(str(error.value)) < 400
+
+
 def test_discrete_latents():
     def model(y, marked):
         mean = numpyro.sample("mean", dist.Normal(0, 1))

@@ -134,7 +134,10 @@ def num_rows(rows: Any) -> int:
     sizes = {leaf.shape[0] if leaf.ndim else -1 for leaf in jax.tree.leaves(rows)}
     if len(sizes) != 1 or min(sizes) < 1:
         shapes = {name: jax.tree.map(jnp.shape, leaf) for name, leaf in rows.items()}
-        raise ValueError(f"data must hold arrays with the same number of rows; it has shapes {shapes}.")
+        raise ValueError(
+            f"data must hold arrays with the same number of rows; it has shapes {str(shapes)[:200]}. Pass arrays "
+            "with one row a datum, np.asarray of a list."
+        )
     return sizes.pop()
 
 
