@@ -109,5 +109,11 @@ def test_predictive_of_a_plain_problem_is_refused():
         fit.predictive(KEY)
 
 
+@pytest.mark.usefixtures("as_users_run")
+def test_predictive_without_a_key(two_sites):
+    with pytest.raises(ValueError, match=r"key=3 .*jax\.random\.key"):
+        two_sites.predictive(3)
+
+
 def test_extending_a_fit_keeps_its_origin(two_sites):
     assert two_sites.extend(num_epochs=1).problem.origin is two_sites.problem.origin

@@ -275,6 +275,10 @@ CASES = {
         lambda: jcv.Smiso(compose("logistic", "parameter").objective, jcv.Reshuffle(B), -1.0),
         ["rate=-1.0", "positive"],
     ),
+    "SMISO with a string for a step": (
+        lambda: jcv.Smiso(compose("logistic", "parameter").objective, jcv.Reshuffle(B), "1e-3"),
+        ["rate='1e-3'", "positive"],
+    ),
     "SMISO beyond its minimum": (
         lambda: jcv.Smiso(compose("logistic", "parameter").objective, jcv.Reshuffle(B), 1e-3, decay=1.5),
         ["decay=1.5", "(0, 1]"],
@@ -311,6 +315,12 @@ CASES = {
     "an ELBO without a key": (lambda: finished().elbo(3), ["key=3", "jax.random.key(0)"]),
     "no draws": (lambda: finished().sample(KEY, -1), ["num_draws=-1", "1 or more"]),
     "draws without a key": (lambda: finished().sample(3), ["key=3", "jax.random.key(0)"]),
+    "ArviZ without a key": (lambda: finished().to_arviz(3), ["key=3", "jax.random.key(0)"]),
+    "no draws for ArviZ": (lambda: finished().to_arviz(num_draws=0), ["num_draws=0", "1 or more"]),
+    "no data at once for ArviZ": (
+        lambda: finished().to_arviz(num_draws=2, log_likelihood=True, chunk_size=-1),
+        ["chunk_size=-1", "1 or more"],
+    ),
     "no more epochs": (lambda: finished().extend(num_epochs=0), ["num_epochs=0", "at least one"]),
 }
 

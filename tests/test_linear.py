@@ -186,6 +186,22 @@ def updated(z, datum):
     return bernoulli(lax.dynamic_update_slice(z, z[:1], (i,))[j] + 3.0 * z.T[1], y)
 
 
+def stacked(z, datum):
+    x, y = datum
+    return bernoulli(jnp.stack([z[2], z[0], z[3], 0.5]) @ x + jnp.tile(z[1:2], 2)[1], y)
+
+
+def unstacked(z, datum):
+    x, y = datum
+    first, *_, last = jnp.unstack(z.reshape(3, 2))
+    return bernoulli(x[:2] @ first + x[2] * last[0], y)
+
+
+def first_level_is_fixed(z, datum):
+    i, y = datum
+    return bernoulli(z.at[0].set(0.3).at[1].set(z[2])[i % 2] + z[5], y)
+
+
 @jax.custom_jvp
 def twice(x):
     return 2.0 * x
@@ -245,6 +261,9 @@ FOUND = [
     Found(chosen_branch, 6, (jnp.minimum(FIRST, 4), jnp.minimum(SECOND, 4), BINARY), 1),
     Found(out_of_bounds, 2, (FIRST, BINARY), 1),
     Found(updated, 9, (FIRST + 3, SECOND + 3, BINARY), 1),
+    Found(stacked, 5, (X, BINARY), 1),
+    Found(unstacked, 6, (X, BINARY), 1),
+    Found(first_level_is_fixed, 6, (FIRST, BINARY), 1),
     Found(custom_rule, FEATURES, (X, BINARY), 1),
     Found(Closure(X), FEATURES, (FIRST, BINARY), 1),
 ]

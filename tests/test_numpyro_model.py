@@ -314,6 +314,15 @@ def test_which_plate():
 
     refuses(plate_from_outside, REAL, match="'data' was created outside the model")
 
+    def subsampled_groups(y):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        with numpyro.plate("groups", 4, subsample_size=2):
+            numpyro.sample("effects", dist.Normal(mean, 1))
+        with numpyro.plate("data", N, subsample_size=5) as idx:
+            numpyro.sample("y", dist.Normal(mean, 1), obs=y[idx])
+
+    assert trace_model(subsampled_groups, REAL).data_plate == "data"
+
 
 @pytest.mark.usefixtures("as_users_run")
 def test_arguments_of_the_wrong_kind():
@@ -331,6 +340,12 @@ def test_rows_of_different_length():
     refuses(
         CASES["rows without a plate"].model, data={"X": X, "y": 1.0}, prior_scale=1.0, match="same number"
     )
+
+
+def test_rows_in_lists():
+    with pytest.raises(ValueError, match="same number.*np.asarray of a list") as error:
+        from_numpyro(CASES["rows without a plate"].model, data={"X": X.tolist(), "y": REAL}, prior_scale=1.0)
+    assert len(str(error.value)) < 400
 
 
 def test_discrete_latents():
@@ -450,3 +465,20 @@ def test_missing_values_are_named_by_the_problem():
     y = REAL.at[3].set(jnp.nan)
     refuses(CASES["robust"].model, X, y, match="non-finite value in row 3")
     assert from_numpyro(CASES["Poisson"].model, X, COUNTS, jnp.ones(N)).num_data == N
+
+
+def test_missing_values_that_the_model_replaces():
+    y = REAL.at[3].set(jnp.nan)
+
+    def masked(x, y):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("data", len(y)) as idx:
+            seen = ~jnp.isnan(y[idx])
+            with handlers.mask(mask=seen):
+                numpyro.sample("y", dist.Normal(x[idx] @ w, 1), obs=jnp.where(seen, y[idx], 0.0))
+
+    problem = from_numpyro(masked, X, y)
+    z = {"w": jnp.array([0.3, -0.7, 1.1])}
+    terms = jax.vmap(problem.log_likelihood, (None, 0))(z, problem.data)
+    expected = -0.5 * (REAL - X @ z["w"]) ** 2 - 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(terms, expected.at[3].set(0.0), rtol=1e-12)

@@ -391,3 +391,14 @@ def test_view_is_found_through_numpyro(case, num_predictors):
     described = jcv.describe(jcv.from_numpyro(model, *args, **kwargs), batch_size=5)
     assert described.num_predictors == num_predictors
     assert described.reason == ""
+
+
+def test_a_few_data_are_set_apart():
+    """A match of a player with himself is handled in full, beside the prior."""
+    winner, loser = jnp.arange(20) % 4, (jnp.arange(20) + 1) % 4
+    args = (winner, loser.at[0].set(winner[0]), 4)
+    svi = make(centred_bradley_terry)
+    result = svi.run(KEY, 3, *args, progress_bar=False)
+    assert np.isfinite(result.losses).all()
+    _, loss = jax.jit(svi.update)(result.state, *args)
+    assert np.isfinite(loss)

@@ -370,6 +370,8 @@ def test_a_few_data_are_set_apart():
     fit = jcv.fit(problem, key=KEY, num_epochs=2, batch_size=B, optimizer=optax.sgd(1e-3))
     assert fit.problem.num_data == N
     assert fit.extend(num_steps=1).problem.num_data == N
+    whole = jcv.fit(problem, key=KEY, num_epochs=1, batch_size=N, optimizer=optax.sgd(1e-3))
+    assert whole.algorithm.sampler.batch_size == N - 2
 
 
 def test_many_data_that_offend_stay():

@@ -79,6 +79,7 @@ class Fit(eqx.Module):
                 "This problem has a log likelihood but no way to draw data. Make it of a NumPyro model with "
                 "jointcv.from_numpyro, or draw from fit.sample(key) yourself."
             )
+        check_key(key)
         sample_key, data_key = jax.random.split(key)
         return self.problem.origin.predictive(data_key, self.sample(sample_key, num_draws))
 
@@ -99,6 +100,10 @@ class Fit(eqx.Module):
             chunk_size: how many data at once; about two million values by default.
         """
         key = jax.random.key(0) if key is None else key
+        check_key(key)
+        num_draws = check_count("num_draws", num_draws, "draws")
+        if chunk_size is not None:
+            chunk_size = check_count("chunk_size", chunk_size, "data")
         positions = _positions(_elbo(self.algorithm).family, self.params, key, num_draws)
         samples = _constrain(self.problem.without_origin(), positions)
         return to_arviz(

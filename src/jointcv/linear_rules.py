@@ -139,11 +139,12 @@ def _exactly_one(eqn, dependent):
     return sum(dependent) == 1 and all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.invars)
 
 
-def _only(first: int, last: int | None):
+def _only(first: int, last: int | None, step: int = 1):
     """Linear in operands first..last; the others (indices, predicates, divisors) must be constant."""
 
     def accepts(eqn, dependent):
-        return not any(dependent[:first]) and (last is None or not any(dependent[last:]))
+        positions = range(len(dependent))[first:last:step]
+        return not any(flag for i, flag in enumerate(dependent) if i not in positions)
 
     return accepts
 
@@ -193,9 +194,9 @@ def _rows_multiple(eqn, values, dependent):
 # Moves: every entry of the output is one entry of an input, or a constant
 
 
-def _move(first: int, last: int | None, accepts=None) -> Rule:
+def _move(first: int, last: int | None, step: int = 1) -> Rule:
     """A primitive that moves the entries of operands first..last, steered by its other operands."""
-    moved = slice(first, last)
+    moved = slice(first, last, step)
 
     def squared(eqn, values, dependent):
         values = [
@@ -215,7 +216,7 @@ def _move(first: int, last: int | None, accepts=None) -> Rule:
     def positions(eqn):
         return range(len(eqn.invars))[moved]
 
-    return Rule(accepts or _only(first, last), squared, rows)
+    return Rule(_only(first, last, step), squared, rows)
 
 
 def _fill(eqn, value) -> dict[str, Any]:
@@ -307,11 +308,14 @@ RULES: dict[str, Rule] = {
             "slice",
             "split",
             "squeeze",
+            "tile",
             "transpose",
+            "unstack",
         )
     },
-    "concatenate": _move(0, None),
+    **{name: _move(0, None) for name in ("concatenate", "stack")},
     "pad": _move(0, 2),
     "select_n": _move(1, None),
     "dynamic_update_slice": _move(0, 2),
+    "scatter": _move(0, 3, 2),
 }

@@ -251,7 +251,7 @@ class SVI:
         else:
             algorithm = self.optim.build(objective, control, sampler)
         params = {name: leaf.shape for name, leaf in guide.write(MeanFieldParams(zeros, zeros)).items()}
-        progress = _shapes(jax.eval_shape(begin, algorithm, jax.random.key(0)))
+        progress = _shapes(eqx.filter_eval_shape(begin, algorithm, jax.random.key(0)))
         self._bound = _Bound(args, kwargs, algorithm, guide, params, progress)
         return self._bound, None
 

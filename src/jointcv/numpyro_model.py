@@ -92,7 +92,7 @@ def trace_model(
         )
     run, sites = trace_run(call, plate, example, few_indices(1, num_data))
     terms = divide(run, sites, plate)
-    likelihood, row_values = run.split("log_prob", terms.likelihood, num_data)
+    likelihood, rows_of_all = run.split_rows("log_prob", terms.likelihood, num_data)
     prior, _ = run.split("log_prob", terms.prior, num_data)
     values, _ = run.split("value", terms.visible, num_data)
     traced = NumPyroModel(
@@ -107,7 +107,7 @@ def trace_model(
         log_prior=SumOfSites(prior),
         log_likelihood=SumOfSites(likelihood),
         constrain=Constrain(values),
-        data=run.rows(row_values, num_data),
+        data=rows_of_all,
         example=example,
     )
     refuse_coupled_rows(traced.log_likelihood_by_site, call, plate, num_data, example, terms.likelihood)

@@ -92,7 +92,8 @@ def choose_data_plate(structure: Structure, asked: str | None) -> str:
     ]
     observed = {name for site in structure.sites.values() if site.is_observed for name in site.plates}
     local = {name for site in structure.latents.values() for name in site.plates}
-    candidates = subsampled or sorted(observed - local)
+    data_plates = observed - local
+    candidates = [name for name in subsampled if name in data_plates] or subsampled or sorted(data_plates)
     if not any(site.is_observed for site in structure.sites.values()):
         raise ValueError(
             "The model has no observed site. Pass it the data, so that a numpyro.sample statement has obs=y[idx]."
@@ -133,7 +134,10 @@ def num_rows(rows: Any) -> int:
     sizes = {leaf.shape[0] if leaf.ndim else -1 for leaf in jax.tree.leaves(rows)}
     if len(sizes) != 1 or min(sizes) < 1:
         shapes = {name: jax.tree.map(jnp.shape, leaf) for name, leaf in rows.items()}
-        raise ValueError(f"data must hold arrays with the same number of rows; it has shapes {shapes}.")
+        raise ValueError(
+            f"data must hold arrays with the same number of rows; it has shapes {str(shapes)[:200]}. Pass arrays "
+            "with one row a datum, np.asarray of a list."
+        )
     return sizes.pop()
 
 

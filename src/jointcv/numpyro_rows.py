@@ -9,7 +9,7 @@ The run has a single symbolic index. Every value of its jaxpr then depends on
 Among the values that separate the model's arrays from z, a minimum cut picks the cheapest to store.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -21,6 +21,8 @@ from jaxtyping import Array
 
 from jointcv.cut import minimum_cuts
 from jointcv.jaxprs import needed, piece, reached, size, variables
+
+LAST_RESORT = 2**60  # bytes
 
 
 class Program(eqx.Module):
@@ -60,7 +62,28 @@ class Run(NamedTuple):
         """These outputs as a function of z and the indices."""
         return self._part(self.closed.jaxpr.invars, {}, self._outputs(group, names), names)
 
-    def split(self, group: str, names: Sequence[str], num_data: int) -> tuple[Program, list[Var]]:
+    def split_rows(
+        self, group: str, names: Sequence[str], num_data: int
+    ) -> tuple[Program, tuple[Array, ...]]:
+        """These outputs as a function of z and of row values, and those of all data.
+
+        They are finite wherever that can be: a model may itself replace what is missing in its arguments.
+        """
+        avoid: set[Var] = set()
+        while True:
+            program, wanted = self.split(group, names, num_data, avoid)
+            rows = self.rows(wanted, num_data)
+            missing = {v for v, row in zip(wanted, rows, strict=True) if not jnp.all(jnp.isfinite(row))}
+            if missing or avoid:  # a whole argument among the constants would only hide what is missing in it
+                constants = zip(program.jaxpr.invars, program.constants, strict=False)
+                missing |= {v for v, constant in constants if jnp.any(jnp.isnan(constant))}
+            if missing <= avoid:
+                return program, rows
+            avoid |= missing
+
+    def split(
+        self, group: str, names: Sequence[str], num_data: int, avoid: Collection[Var] = ()
+    ) -> tuple[Program, list[Var]]:
         """These outputs as a function of z and of row values, and which values of the run those are."""
         jaxpr, outputs = self.closed.jaxpr, self._outputs(group, names)
         equations = needed(jaxpr.eqns, outputs)
@@ -74,6 +97,7 @@ class Run(NamedTuple):
         # A row value is stored N times, a constant once; twice its size makes rows win where it is a tie. The
         # eight bytes that every value costs besides keep the values few.
         price = {v: (_num_bytes(v) + 8) * (num_data if v in by_index else 2) for v in values}
+        price |= {v: LAST_RESORT * (1 if v in by_index else 2) for v in avoid}
         edges = [(operand, out) for e in known for operand in variables(e.invars) for out in e.outvars]
         cut = minimum_cuts(price, edges, inputs, {v for use in uses for v in use} - by_z).latest
         rows = [v for v in cut if v in by_index]

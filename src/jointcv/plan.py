@@ -106,7 +106,11 @@ def assemble(
     if batch_size is not None:
         batch_size = check_count("batch_size", batch_size, "data")
     check_count("memory_budget", memory_budget, "bytes", least=0)
-    _check_batch_size(batch_size if sampler is None else sampler.batch_size, view.problem.num_data)
+    if batch_size is not None:
+        _check_batch_size(batch_size, problem.num_data)
+        batch_size = min(batch_size, view.problem.num_data)  # a view may have set a few data apart
+    if sampler is not None:
+        _check_batch_size(sampler.batch_size, view.problem.num_data)
     if isinstance(control, JointCV) and control.memory is None:
         memory = _choose_memory(view, sampler, batch_size, noise, memory_budget)
         control = dataclasses.replace(control, memory=memory)
@@ -163,9 +167,7 @@ def _check_view(view: AbstractView, problem: Problem) -> None:
         )
 
 
-def _check_batch_size(batch_size: int | None, num_data: int) -> None:
-    if batch_size is None:
-        return
+def _check_batch_size(batch_size: int, num_data: int) -> None:
     if batch_size > num_data:
         raise ValueError(f"batch_size={batch_size} is larger than the data (N = {num_data}). Use at most N.")
 

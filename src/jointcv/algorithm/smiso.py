@@ -11,6 +11,7 @@ import optax
 from jaxtyping import Array, PyTree, Scalar
 
 from jointcv.algorithm.interface import AbstractAlgorithm, Info, check_parts, choose
+from jointcv.checks import check_number
 from jointcv.evaluate import float_type
 from jointcv.memory import put_rows, take_rows
 from jointcv.objective import AbstractObjective, Params
@@ -34,6 +35,8 @@ class Smiso(AbstractAlgorithm):
 
     def __check_init__(self):
         check_parts(self.objective, self.sampler, None)
+        check_number("Smiso(rate=...): rate", self.rate, "Use a positive number.")
+        check_number("Smiso(decay=...): decay", self.decay, "Use 0.9.")
         if isinstance(self.decay, int | float) and not 0 < self.decay <= 1:
             raise ValueError(f"Smiso(decay={self.decay!r}) does not lie in (0, 1]. Use 0.9.")
         if isinstance(self.rate, int | float) and not self.rate > 0:
