@@ -2,9 +2,12 @@
 
     JOINTCV_DATA=... python benchmarks/steps.py [--json PATH] [--rounds 7]
 
-All of a task run in one process by turns, batch 100, Adam. "paper noise" is one ε of dimension D a step.
+All of a task run in one process by turns, batch 100, Adam. "paper noise" is one ε of dimension D a step, and the
+paper's own joint leaves log σ its naive gradient: "joint, location" does too, under a view that shows no squares of A,
+so that the memory carries no d.
 """
 
+import dataclasses
 import json
 import os
 import sys
@@ -18,6 +21,7 @@ import optax
 
 import jointcv as jcv
 from common import in_child, load, machine, options, step_timer, take_turns, write
+from jointcv.paper.estimators import LocationOnly
 
 TASKS = ("tennis", "mnist", "movielens", "ppca")
 STEPS = {"tennis": 1500, "mnist": 400, "movielens": 150, "ppca": 60}
@@ -27,17 +31,22 @@ def variants(task: str, problem: jcv.Problem) -> dict[str, object]:
     """Name → a function that builds the algorithm."""
     view = jcv.find_view(problem).view
 
-    def descent(control, noise=None):
+    def descent(control, noise=None, view=view):
         objective, chosen, sampler = jcv.assemble(
             problem, control=control, view=view, noise=noise, batch_size=100
         )
         return jcv.GradientDescent(objective, chosen, sampler, optax.adam(1e-3))
 
     paper = jcv.ParameterNoise()
+    if task == "ppca":
+        memory, unsquared = jcv.PerBatch(), view
+    else:
+        memory, unsquared = jcv.PerDatum(), dataclasses.replace(view, has_squares=False)
     found = {
         "naive": lambda: descent(jcv.NaiveGradient(), paper),
         "cv": lambda: descent(jcv.MonteCarloCV(), paper),
         "joint": lambda: descent(jcv.JointCV(), paper),
+        "joint, location": lambda: descent(LocationOnly(jcv.JointCV(memory)), paper, unsquared),
         "joint, SVRG": lambda: descent(jcv.JointCV(jcv.Anchor(every=10**9)), paper),
     }
     if task != "ppca":

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from jointcv.family import MeanField, MeanFieldParams, entropy
-from jointcv.noise import AbstractNoise, Pair, PaperNoise, ParameterNoise
+from jointcv.noise import AbstractNoise, Pair, PaperNoise, ParameterNoise, Summary
 from jointcv.objective import AbstractObjective
 from jointcv.prior import AbstractPrior
 from jointcv.problem import Problem
@@ -86,7 +86,7 @@ class Elbo(AbstractObjective):
 
     def change(self, entry, before, data, weights):
         now, then = (self.noise.digest(self.view, place, data, weights) for place in (entry, before))
-        return self.noise.gather(self.view, jax.tree.map(jnp.subtract, now, then), data)
+        return jax.tree.map(jnp.subtract, now, then)
 
     def expected(self, summary, params):
         return self.lift(
@@ -97,9 +97,10 @@ class Elbo(AbstractObjective):
         nothing = jnp.zeros((), gradient.location.dtype)
         return ElboCotangent(Pair(nothing, nothing), gradient)
 
-    def pull(self, cotangent, params, data, draws):
-        data_term = self.noise.pull(self.view, cotangent.data, params, data, draws.data)
-        return jax.tree.map(jnp.add, data_term, cotangent.rest)
+    def pull_both(self, cotangent, change, params, data, draws):
+        digest = Summary(None, None) if change is None else change
+        data_term, change = self.noise.pull_both(self.view, cotangent.data, digest, params, data, draws.data)
+        return jax.tree.map(jnp.add, data_term, cotangent.rest), change
 
 
 def fold_prior(problem: Problem) -> Problem:

@@ -1,7 +1,8 @@
 """Where each datum was last seen, and the running mean over the data of what the mean of f~ depends on.
 
     read    (entry of each datum in the batch, mean)
-    write   mean ← mean + (1/N) Σ_{n in batch} [summary(now) − summary(entry)],   entry ← now
+    change  (1/N) Σ_{n in batch} [summary(now) − summary(entry)]
+    write   mean ← mean + change,   entry ← now
 
 A memory knows indices and places, not gradients: `objective.remember` and `objective.summarise` say what is kept.
 Its *table* grows with the data and stays out of the compiled loop's carry: rows for the coming steps are taken out
@@ -71,10 +72,21 @@ class AbstractMemory(eqx.Module):
         """What is remembered of the batch."""
 
     @abstractmethod
+    def change(
+        self, recall: Recall, objective: AbstractObjective, params: Params, batch: Batch
+    ) -> PyTree[Array]:
+        """What seeing the batch now changes in the running mean, before its pull-back."""
+
+    @abstractmethod
     def write(
-        self, state: State, recall: Recall, objective: AbstractObjective, params: Params, batch: Batch
+        self,
+        recall: Recall,
+        change: PyTree[Array],
+        objective: AbstractObjective,
+        params: Params,
+        batch: Batch,
     ) -> tuple[State, Rows]:
-        """The batch as it is seen now."""
+        """The batch as it is seen now, with that change after its pull-back."""
 
     @abstractmethod
     def close(self, table: Table, schedule: Schedule, rows: Rows) -> Table:
@@ -106,7 +118,10 @@ class NoMemory(AbstractMemory):
     def read(self, state, shared, row, objective, params, batch):
         return Recall(None, None)
 
-    def write(self, state, recall, objective, params, batch):
+    def change(self, recall, objective, params, batch):
+        return None
+
+    def write(self, recall, change, objective, params, batch):
         return None, None
 
     def close(self, table, schedule, rows):
@@ -138,8 +153,11 @@ class PerDatum(AbstractMemory):
     def read(self, state, shared, row, objective, params, batch):
         return Recall(row, state)
 
-    def write(self, state, recall, objective, params, batch):
-        return _refresh(recall, objective, params, batch)
+    def change(self, recall, objective, params, batch):
+        return _change(recall, objective, params, batch)
+
+    def write(self, recall, change, objective, params, batch):
+        return _add(recall.mean, change), objective.remember(params, batch.data)
 
     def close(self, table, schedule, rows):
         return put_rows(table, schedule.indices, rows)
@@ -169,8 +187,11 @@ class PerBatch(AbstractMemory):
     def read(self, state, shared, row, objective, params, batch):
         return Recall(row, state)
 
-    def write(self, state, recall, objective, params, batch):
-        return _refresh(recall, objective, params, batch)
+    def change(self, recall, objective, params, batch):
+        return _change(recall, objective, params, batch)
+
+    def write(self, recall, change, objective, params, batch):
+        return _add(recall.mean, change), objective.remember(params, batch.data)
 
     def close(self, table, schedule, rows):
         return put_rows(table, schedule.unit, rows)
@@ -222,9 +243,11 @@ class Snapshots(AbstractMemory):
 
         return Recall(jax.vmap(remember)(places, batch.data), state)
 
-    def write(self, state, recall, objective, params, batch):
-        state, _ = _refresh(recall, objective, params, batch)
-        return state, params
+    def change(self, recall, objective, params, batch):
+        return _change(recall, objective, params, batch)
+
+    def write(self, recall, change, objective, params, batch):
+        return _add(recall.mean, change), params
 
     def close(self, table, schedule, rows):
         table = self._turn(table, schedule)
@@ -270,9 +293,12 @@ class WholeTable(AbstractMemory):
         mean, table = state
         return Recall(take_rows(table, batch.indices), mean, table=table)
 
-    def write(self, state, recall, objective, params, batch):
-        mean, entry = _refresh(recall, objective, params, batch)
-        return (mean, put_rows(recall.table, batch.indices, entry)), None
+    def change(self, recall, objective, params, batch):
+        return _change(recall, objective, params, batch)
+
+    def write(self, recall, change, objective, params, batch):
+        entry = objective.remember(params, batch.data)
+        return (_add(recall.mean, change), put_rows(recall.table, batch.indices, entry)), None
 
     def close(self, table, schedule, rows):
         return None
@@ -319,7 +345,10 @@ class Anchor(AbstractMemory):
         place, mean = jax.lax.cond(batch.step % every == 0, move, lambda state: state, state)
         return Recall(objective.remember(place, batch.data), mean, place=place)
 
-    def write(self, state, recall, objective, params, batch):
+    def change(self, recall, objective, params, batch):
+        return None
+
+    def write(self, recall, change, objective, params, batch):
         return (recall.place, recall.mean), None
 
     def close(self, table, schedule, rows):
@@ -393,8 +422,11 @@ def _check_rows(objective: AbstractObjective, params) -> None:
             )
 
 
-def _refresh(recall: Recall, objective, params, batch: Batch) -> tuple[State, Rows]:
-    """mean + (1/N) Σ_{n in batch} [summary(now) − summary(entry)], and the entries as they are now."""
+def _change(recall: Recall, objective, params, batch: Batch) -> PyTree[Array]:
+    """(1/N) Σ_{n in batch} [summary(now) − summary(entry)]."""
     entry = objective.remember(params, batch.data)
-    change = objective.change(entry, recall.entry, batch.data, batch.share)
-    return jax.tree.map(jnp.add, recall.mean, change), entry
+    return objective.change(entry, recall.entry, batch.data, batch.share)
+
+
+def _add(mean: State, change: PyTree[Array]) -> State:
+    return jax.tree.map(jnp.add, mean, change)

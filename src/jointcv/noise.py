@@ -30,9 +30,12 @@ Draws = PyTree[Array]
 
 
 class Summary(eqx.Module):
-    """What a running mean over the data keeps: G, and d where the view has it; or both as a batch sees them."""
+    """What a running mean over the data keeps: G, and d where the view has it; or both as a batch sees them.
 
-    gradient: Seen
+    Neither is there where no mean is kept.
+    """
+
+    gradient: Seen | None
     curvature: Seen | None
 
 
@@ -67,8 +70,10 @@ class AbstractNoise(eqx.Module):
         """The gradient of Σ w_n f~_n at the remembered places, with this noise."""
 
     @abstractmethod
-    def pull(self, view, pair: Pair, params: MeanFieldParams, data, draws: Draws) -> MeanFieldParams:
-        """The gradient that a pair stands for; linear in it."""
+    def pull_both(
+        self, view, pair: Pair, digest: Summary, params: MeanFieldParams, data, draws: Draws
+    ) -> tuple[MeanFieldParams, Summary]:
+        """The gradient that a pair and the summary that a digest stands for; linear in both."""
 
     @abstractmethod
     def excess(self, view, params: MeanFieldParams, data, weights, draws: Draws) -> Float[Array, " dim"]:
@@ -82,18 +87,19 @@ class AbstractNoise(eqx.Module):
     def digest(self, view, entry: Entry, data, weights) -> Summary:
         """What the mean of f~ over ε depends on, as the batch sees it."""
 
+    def pull(self, view, pair: Pair, params: MeanFieldParams, data, draws: Draws) -> MeanFieldParams:
+        """The gradient that a pair stands for; linear in it."""
+        return self.pull_both(view, pair, Summary(None, None), params, data, draws)[0]
+
     def gather(self, view, digest: Summary, data) -> Summary:
         """The summary that a digest stands for; linear in it."""
-        bend = digest.curvature
-        return Summary(
-            view.pull(digest.gradient, data), None if bend is None else view.pull_squared(bend, data)
-        )
+        return Summary(view.pull(digest.gradient, data), view.pull_squared(digest.curvature, data))
 
     def expected(self, summary: Summary, params: MeanFieldParams) -> MeanFieldParams:
         """The gradient of E f~: (G, σ²⊙d), and nothing for log σ where d is not to be had."""
         if summary.curvature is None:
-            return MeanFieldParams(summary.gradient, jnp.zeros_like(params.log_scale))
-        return MeanFieldParams(summary.gradient, params.variance * summary.curvature)
+            return MeanFieldParams(summary.gradient, jnp.zeros_like(params.log_scale))  # pyright: ignore
+        return MeanFieldParams(summary.gradient, params.variance * summary.curvature)  # pyright: ignore
 
 
 class ParameterNoise(AbstractNoise):
@@ -117,9 +123,10 @@ class ParameterNoise(AbstractNoise):
         # Without d the mean of ∇²K v⊙v is not known, but that of ∇K⊙v is: zero.
         return Pair(slope + bend, slope + bend if has_curvature(view) else slope)
 
-    def pull(self, view, pair, params, data, draws):
-        location, log_scale = view.pull(pair.location, data), view.pull(pair.log_scale, data)
-        return MeanFieldParams(location, log_scale * (params.scale * draws))
+    def pull_both(self, view, pair, digest, params, data, draws):
+        pair, change = view.pull((pair, digest.gradient), data)
+        bend = view.pull_squared(digest.curvature, data)
+        return MeanFieldParams(pair.location, pair.log_scale * (params.scale * draws)), Summary(change, bend)
 
     def excess(self, view, params, data, weights, draws):
         here = view.look(params.location, data)
@@ -160,8 +167,9 @@ class PaperNoise(AbstractNoise):
         slope, bend = view.expand(entry.location, entry.scale * draws, data, weights)
         return Pair(slope + bend, jnp.zeros_like(slope))
 
-    def pull(self, view, pair, params, data, draws):
-        return MeanFieldParams(view.pull(pair.location, data), view.pull(pair.log_scale, data))
+    def pull_both(self, view, pair, digest, params, data, draws):
+        pair, change = view.pull((pair, digest.gradient), data)
+        return MeanFieldParams(pair.location, pair.log_scale), Summary(change, None)
 
     def excess(self, view, params, data, weights, draws):
         return ParameterNoise().excess(view, params, data, weights, draws)
@@ -195,11 +203,12 @@ class PredictorNoise(AbstractNoise):
         slope, bend = view.expand(entry, _spread_scale(view, params, data) * draws, data, weights)
         return Pair(slope + bend, slope + bend)
 
-    def pull(self, view, pair, params, data, draws):
+    def pull_both(self, view, pair, digest, params, data, draws):
         # dη/dρ_i = A_i² σ_i² ξ/s; a predictor that does not vary (s = 0) has A = 0 in every coordinate.
-        scale = _spread_scale(view, params, data)
-        spread = view.pull_squared(pair.log_scale * _divide(draws, scale), data)
-        return MeanFieldParams(view.pull(pair.location, data), params.variance * spread)
+        spread = pair.log_scale * _divide(draws, _spread_scale(view, params, data))
+        location, change = view.pull((pair.location, digest.gradient), data)
+        spread, bend = view.pull_squared((spread, digest.curvature), data)
+        return MeanFieldParams(location, params.variance * spread), Summary(change, bend)
 
     def excess(self, view, params, data, weights, draws):
         here, step = view.look(params.location, data), _spread_scale(view, params, data) * draws
@@ -260,8 +269,10 @@ class Quadrature(AbstractNoise):
     def sampled(self, view, entry, params, data, weights, draws):
         return self.gradient(view, entry, params, data, weights, draws)
 
-    def pull(self, view, pair, params, data, draws):
-        return self.expected(self.gather(view, Summary(pair.location, pair.log_scale), data), params)
+    def pull_both(self, view, pair, digest, params, data, draws):
+        location, change = view.pull((pair.location, digest.gradient), data)
+        spread, bend = view.pull_squared((pair.log_scale, digest.curvature), data)
+        return MeanFieldParams(location, params.variance * spread), Summary(change, bend)
 
     def excess(self, view, params, data, weights, draws):
         return jnp.zeros_like(params.location)

@@ -70,8 +70,8 @@ class AbstractObjective(eqx.Module):
         """The w-weighted sum of what the mean of ∇f~ over ε depends on; additive over data."""
 
     @abstractmethod
-    def change(self, entry: Entry, before: Entry, data: PyTree[Array], weights: Weights) -> Summary:
-        """The summary of one entry less that of another, at the price of one where the two share a pull-back."""
+    def change(self, entry: Entry, before: Entry, data: PyTree[Array], weights: Weights) -> Cotangent:
+        """The summary of one entry less that of another, before its pull-back."""
 
     @abstractmethod
     def expected(self, summary: Summary, params: Params) -> Cotangent:
@@ -82,5 +82,16 @@ class AbstractObjective(eqx.Module):
         """A gradient among the cotangents; `pull` gives it back."""
 
     @abstractmethod
+    def pull_both(
+        self,
+        cotangent: Cotangent,
+        change: Cotangent | None,
+        params: Params,
+        data: PyTree[Array],
+        draws: Draws,
+    ) -> tuple[Params, Summary | None]:
+        """The gradient that a cotangent of these data and this noise stands for, and a change of their summary."""
+
     def pull(self, cotangent: Cotangent, params: Params, data: PyTree[Array], draws: Draws) -> Params:
         """The gradient that a cotangent of these data and this noise stands for."""
+        return self.pull_both(cotangent, None, params, data, draws)[0]

@@ -125,8 +125,8 @@ class DoublyStochastic(AbstractObjective):
     def lift(self, gradient):
         return gradient
 
-    def pull(self, cotangent, params, data, draws):
-        return cotangent
+    def pull_both(self, cotangent, change, params, data, draws):
+        return cotangent, change
 
     def _noisy(self, params, datum, draw) -> Scalar:
         return self.loss(params, datum, self.noise.mean + self.noise.scale * draw)

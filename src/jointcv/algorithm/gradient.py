@@ -65,10 +65,11 @@ class GradientDescent(AbstractAlgorithm):
             self.objective, self.control, recall, params, batch, draws
         )
         gradient = add_after(self.naive_steps, batch, gradient, correction)
-        gradient = self.objective.pull(gradient, params, batch.data, draws)
+        change = self.control.memory.change(recall, self.objective, params, batch)
+        gradient, change = self.objective.pull_both(gradient, change, params, batch.data, draws)
         optimizer = optax.with_extra_args_support(self.optimizer)
         updates, optimizer = optimizer.update(gradient, state.optimizer, params, value=loss)
-        memory, row = self.control.memory.write(state.memory, recall, self.objective, params, batch)
+        memory, row = self.control.memory.write(recall, change, self.objective, params, batch)
         moved = DescentState(optax.apply_updates(params, updates), optimizer, memory)
         norm = optax.tree.norm(gradient)
         return moved, row, Info(loss, norm, jnp.isfinite(loss) & jnp.isfinite(norm))

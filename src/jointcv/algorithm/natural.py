@@ -170,14 +170,15 @@ class NaturalDescent(AbstractAlgorithm):
             objective, self.control, recall, params, batch, draws
         )
         controlled = jax.tree.map(jnp.add, gradient, correction)
-        direction = objective.pull(controlled, params, batch.data, draws).location
-        memory, row = self.control.memory.write(state.memory, recall, objective, params, batch)
+        change = self.control.memory.change(recall, objective, params, batch)
+        gradient, change = objective.pull_both(controlled, change, params, batch.data, draws)
+        memory, row = self.control.memory.write(recall, change, objective, params, batch)
 
         target, average = self._curvature(state, memory, params, batch, draws)
         precision, corrected = move_precision(state.position.precision, target, state.rate)
-        location = state.position.location - state.rate * direction / precision
+        location = state.position.location - state.rate * gradient.location / precision
 
-        norm = optax.tree.norm(direction)
+        norm = optax.tree.norm(gradient.location)
         position = Position(location, precision)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm) & objective.admits(position.params)
         go_on = finite & ~state.guard.broken if self.rate is None else finite
