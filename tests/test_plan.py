@@ -1,5 +1,7 @@
 """What is chosen where nothing is said, what `describe` says of it, views stated by hand, and data set apart."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -386,6 +388,25 @@ def test_many_data_that_offend_stay():
 def test_a_view_of_another_problem_is_refused():
     with pytest.raises(ValueError, match="another problem"):
         jcv.fit(PROBLEMS["logistic"], key=KEY, view=jcv.WholeView(PROBLEMS["logistic2"]))
+
+
+def test_a_view_of_other_data_of_the_same_size_is_refused():
+    problem = PROBLEMS["logistic"]
+    other = dataclasses.replace(problem, data=problem.data | {"y": 1 - problem.data["y"]})
+    with pytest.raises(ValueError, match="other data"):
+        jcv.fit(problem, key=KEY, view=jcv.find_view(other).view)
+
+
+def test_one_latent_variable_is_one_predictor():
+    """Whatever the likelihood makes of it: its expectations are by quadrature."""
+    problem = jcv.Problem(
+        log_prior=wide_prior,
+        log_likelihood=lambda z, datum: -0.5 * (datum - jnp.tanh(z[0])) ** 2,
+        data=np.linspace(-0.5, 0.9, N),
+        example=np.zeros(1),
+    )
+    described = jcv.describe(problem)
+    assert described.num_predictors == 1 and described.noise.startswith("Quadrature")
 
 
 def test_an_algorithm_stands_for_itself():

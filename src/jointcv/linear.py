@@ -108,7 +108,7 @@ def split(
             coordinate of z reaches two predictors of this datum.
 
     Returns:
-        A Split with fewer predictors than z has entries, or a NoSplit with the reason.
+        A Split with fewer predictors than z has entries (or with one, of one), or a NoSplit with the reason.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -120,7 +120,7 @@ def split(
     if not graph.sinks:
         return NoSplit("the function does not depend on z")
     latest, earliest = (_split_at(graph, frontier) for frontier in graph.frontiers())
-    if latest.num_predictors >= graph.dim:
+    if latest.num_predictors >= graph.dim > 1:  # one coordinate is one predictor, and may have quadrature
         return NoSplit(graph.reason(latest.num_predictors))
     if latest.num_predictors == 1 or _is_tidy(latest, datum) or not _is_tidy(earliest, datum):
         return latest

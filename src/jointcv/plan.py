@@ -8,6 +8,8 @@ whole view           noise in z, fixed minibatches        (N/B locations) if the
 import dataclasses
 from typing import Any, Literal, NamedTuple
 
+import jax
+import numpy as np
 import optax
 
 from jointcv.algorithm.natural import NaturalGradient, suits
@@ -165,6 +167,17 @@ def _check_view(view: AbstractView, problem: Problem) -> None:
             f"view={type(view).__name__}(...) shows another problem, of {view.problem.num_data} data and "
             f"{view.problem.dim} latent variables, not {problem.num_data} and {problem.dim}. Make it of this one."
         )
+    if view.problem.num_data == problem.num_data and not _same_data(view.problem.data, problem.data):
+        raise ValueError(
+            f"view={type(view).__name__}(...) shows other data than problem's. Make it of this problem."
+        )
+
+
+def _same_data(one, other) -> bool:
+    if jax.tree.structure(one) != jax.tree.structure(other):
+        return False
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(left is right or np.array_equal(left, right) for left, right in pairs)
 
 
 def _check_batch_size(batch_size: int, num_data: int) -> None:

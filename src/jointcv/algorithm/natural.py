@@ -11,6 +11,7 @@ summed anew.
 
 Steps in a diagonal metric are slow along collinear predictors. So before epochs 0, 1, 2, 4, 8, … the location takes a
 Newton step on all data (`jointcv.algorithm.newton`) where the objective falls by it, and everything is seen anew there.
+Under a whole view it does not: the Hessian is seldom definite, and a precision that lags behind holds back the steps.
 """
 
 import equinox as eqx
@@ -217,26 +218,34 @@ class NaturalDescent(AbstractAlgorithm):
         for round_key in jax.random.split(key, SETTLING_ROUNDS):
             params = position.params
             noise = jax.random.normal(round_key, params.location.shape, params.location.dtype)
-            data_part = self._pass_curvature(params, round_key)
+            data_part, floor = self._pass_curvature(params, round_key)
             target = data_part + objective.prior.curvature(params, noise)
-            position = Position(params.location, jnp.where(target > 0, target, position.precision))
+            floor = position.precision if floor is None else floor
+            position = Position(params.location, jnp.where(target > floor, target, floor))
         return position, data_part
 
     def _pass_curvature(self, params: MeanFieldParams, key):
-        """The data's part of h from one pass."""
+        """The data's part of h from one pass; and its root mean square over the minibatches, where each has its own.
+
+        At a saddle h may be nothing or less where minibatches are curved. A precision that followed it there would
+        make one coordinate so much wider than the others that its curvature in the metric holds back all of them.
+        """
         objective = self.objective
         schedule = self.sampler.sweep(objective.num_data)
         summary = full_summary(objective, params, schedule)
         if summary.curvature is not None:
-            return summary.curvature
+            return summary.curvature, None
 
         def add(total, step):
             batch = take_batch(objective, step, 0, params.location.dtype)
             draws = objective.draw(jax.random.fold_in(key, step.unit), params, batch.data)
-            excess = objective.noise.excess(objective.view, params, batch.data, batch.share, draws.data)
-            return total + excess, None
+            excess = objective.noise.excess(objective.view, params, batch.data, batch.weights, draws.data)
+            share = jnp.sum(batch.share)
+            return (total[0] + share * excess, total[1] + share * excess**2), None
 
-        return jax.lax.scan(add, jnp.zeros_like(params.location), schedule)[0]
+        zeros = jnp.zeros_like(params.location)
+        (mean, square), _ = jax.lax.scan(add, (zeros, zeros), schedule)
+        return mean, jnp.sqrt(square)
 
     def _curvature(self, state, memory, params, batch, draws):
         """h, and the running average that stands in for a memory of it."""
@@ -266,7 +275,7 @@ class NaturalDescent(AbstractAlgorithm):
 
     def _take_stock(self, state: NaturalState, epoch: Int[Scalar, ""]) -> tuple[NaturalState, PyTree[Array]]:
         """A Newton step, all data seen anew where it leads, and the steps that theory allows there."""
-        if self.products:
+        if self.products and isinstance(self.objective.view, LinearView):
             state = self._leap(state, epoch)
         params = state.position.params
         memory, table = self.control.memory.init(self.objective, params, self.sampler)
