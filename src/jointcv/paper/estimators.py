@@ -46,7 +46,6 @@ class Setting:
         batch: data a step.
         optimizer: the learning rate's function.
         natural_batch: data a step of the natural gradient.
-        natural_rate: its step, where theory has none (a whole view).
     """
 
     problem: jcv.Problem
@@ -55,7 +54,6 @@ class Setting:
     batch: int
     optimizer: Callable[[float], optax.GradientTransformation]
     natural_batch: int
-    natural_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ def natural(setting: Setting) -> jcv.NaturalDescent:
     objective, control, sampler = jcv.assemble(
         setting.problem, view=setting.view, batch_size=setting.natural_batch
     )
-    return jcv.NaturalGradient(rate=setting.natural_rate).build(objective, control, sampler)
+    return jcv.NaturalGradient().build(objective, control, sampler)
 
 
 def evaluation(problem: jcv.Problem, view: jcv.AbstractView) -> jcv.Elbo:
