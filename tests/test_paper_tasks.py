@@ -15,6 +15,7 @@ from jointcv.cli import main
 from jointcv.paper import data, estimators, tasks
 from jointcv.paper.parse import Binary, Mnist, MovieLens, Tennis
 from jointcv.paper.sweep import ESTIMATORS, prepare
+from jointcv.paper.variance import naive_parts
 
 RNG = np.random.default_rng(3)
 ROWS, PLAYERS, GROUPS = 60, 7, 4
@@ -52,6 +53,23 @@ def small_data(monkeypatch):
     """Made-up records in the place of the data sets."""
     for name, record in RECORDS.items():
         monkeypatch.setattr(data, name, lambda record=record, **_: record)
+
+
+# ---------------------------------------------------------------- variances
+
+
+def test_the_parts_of_the_naive_variance_are_those_at_the_place_asked_for(small_data, tmp_path):
+    """Not where the run stood that was lent for it."""
+    prepared = prepare(tasks.TASKS["australian"], "smoke", tmp_path)
+    algorithm = estimators.ESTIMATORS["naive"].build(prepared.setting)
+    key = jax.random.key(5)
+    lent, there = (jcv.fit(algorithm, key=jax.random.key(0), num_steps=steps) for steps in (1, 40))
+    report = jcv.variance_report(there, key, num_draws=50, full_draws=10)
+    parts = naive_parts(lent, there.params, key, 50, 10)
+    assert parts.total == pytest.approx(report.total[0], rel=1e-6)
+    assert parts.total == pytest.approx(report.own[0], rel=1e-6)
+    assert parts.data == pytest.approx(report.data[0], rel=1e-6)
+    assert parts.noise == pytest.approx(report.noise[0], rel=1e-6)
 
 
 # ---------------------------------------------------------------- models

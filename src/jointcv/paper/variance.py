@@ -34,6 +34,6 @@ def naive_parts(naive: jcv.Fit, params: jcv.MeanFieldParams, key, count: int, fu
         count: minibatches, each with two ε.
         full_draws: gradients on all data.
     """
-    there = eqx.tree_at(lambda fit: fit.run.state.params, naive, params)
+    there = eqx.tree_at(lambda fit: (fit.params, fit.run.state.params), naive, (params, params))
     report = jcv.variance_report(there, key, num_draws=count, full_draws=full_draws)
     return Parts(report.total[0], report.data[0], report.noise[0])
