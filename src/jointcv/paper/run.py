@@ -18,7 +18,7 @@ from jointcv.paper.variance import estimator_variance, naive_parts
 
 TASK_NAMES = (*TASKS, "dropout")
 TIMED_TOO = ("inc",)  # too slow to run on large tasks, but a step can be timed
-LARGE_MEMORY = 100_000_000  # entries of inc's table that are not worth timing
+LARGE_MEMORY = 10_000_000  # entries of inc's table that are not worth timing
 MANY_PLACES, FEW_PLACES = 10, 4
 SEED = 0
 
