@@ -1,5 +1,7 @@
 """Natural steps: the optimum, the bound on the step, Newton steps, the guard, and what a run tells of itself."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,9 @@ def implicit_promotion(strict_promotion):
     """Natural steps mix types."""
     with jax.numpy_dtype_promotion("standard"):
         yield
+
+
+EPOCH = -(-N // B)  # steps; in chunks of one epoch a run of any length is one program
 
 
 def objective_of(name, **options):
@@ -71,13 +76,12 @@ def collinear():
 
 def test_newton_steps_end_the_slow_tail_of_collinear_columns():
     problem = collinear()
+    options = dict(key=KEY, num_epochs=20, batch_size=40, chunk_size=50)
     fits = {
-        products: jcv.fit(
-            problem, key=KEY, optimizer=jcv.NaturalGradient(products=products), num_epochs=20, batch_size=32
-        )
+        products: jcv.fit(problem, optimizer=jcv.NaturalGradient(products=products), **options)
         for products in (0, 4)
     }
-    optimum = jcv.fit(problem, key=KEY, batch_size=32, num_epochs=300).elbo(KEY).value
+    optimum = fits[4].extend(num_epochs=200, chunk_size=50).elbo(KEY).value
     short = {products: optimum - fit.elbo(KEY).value for products, fit in fits.items()}
     assert short[4] < 1e-4 < 1e-2 < short[0]
     taken = fits[4].history["products"]
@@ -186,7 +190,7 @@ def test_a_likelihood_that_is_not_log_concave_is_counted_not_clipped():
 # ---------------------------------------------------------------- the guard
 
 
-@pytest.mark.parametrize("name", ["logistic", "poisson", "softmax"])
+@pytest.mark.parametrize("name", ["poisson", "softmax"])
 def test_a_step_that_is_far_too_long_is_taken_back(name):
     """Halvings are counted, and what is handed out is never worse than the start."""
     reckless = jcv.NaturalGradient(slack=1000.0, products=0)
@@ -228,12 +232,19 @@ def test_the_drift_of_float32_is_seen_and_undone():
     )
 
 
-@pytest.mark.parametrize("name", ["logistic", "softmax"])
-def test_going_on_is_one_longer_run(name):
-    one = jcv.fit(PROBLEMS[name], key=KEY, batch_size=B, num_epochs=9)
-    two = jcv.fit(PROBLEMS[name], key=KEY, batch_size=B, num_epochs=3).extend(num_epochs=6)
+def test_going_on_is_one_longer_run():
+    one = jcv.fit(PROBLEMS["softmax"], key=KEY, batch_size=B, num_epochs=9, chunk_size=EPOCH)
+    two = jcv.fit(one.algorithm, key=KEY, num_epochs=3, chunk_size=EPOCH).extend(
+        num_epochs=6, chunk_size=EPOCH
+    )
     assert_array_equal(one.params.location, two.params.location)
     assert_array_equal(one.history["epoch_elbo"], two.history["epoch_elbo"])
+
+
+@cache
+def full_batch_logistic():
+    steps = dict(optimizer=jcv.NaturalGradient(), num_epochs=60)
+    return jcv.fit(PROBLEMS["logistic"], key=KEY, batch_size=N, **steps).params
 
 
 @pytest.mark.parametrize(
@@ -247,12 +258,11 @@ def test_going_on_is_one_longer_run(name):
     ids=lambda part: type(part).__name__,
 )
 def test_every_memory_leads_to_the_same_place(memory, sampler):
-    control = jcv.JointCV(memory)
-    options = dict(key=KEY, optimizer=jcv.NaturalGradient(), num_epochs=60)
-    fit = jcv.fit(PROBLEMS["logistic"], control=control, sampler=sampler, **options)
-    other = jcv.fit(PROBLEMS["logistic"], batch_size=N, **options)
-    assert_allclose(fit.params.location, other.params.location, rtol=0, atol=1e-5)
-    assert_allclose(fit.params.log_scale, other.params.log_scale, rtol=0, atol=1e-5)
+    options = dict(optimizer=jcv.NaturalGradient(), num_epochs=60, chunk_size=EPOCH)
+    fit = jcv.fit(PROBLEMS["logistic"], key=KEY, control=jcv.JointCV(memory), sampler=sampler, **options)
+    other = full_batch_logistic()
+    assert_allclose(fit.params.location, other.location, rtol=0, atol=1e-5)
+    assert_allclose(fit.params.log_scale, other.log_scale, rtol=0, atol=1e-5)
 
 
 def test_a_whole_view_takes_them_too():
