@@ -190,6 +190,18 @@ def test_smoke(task, small_data, tmp_path, monkeypatch):
     assert (tmp_path / f"{task}.csv").read_text() == before
 
 
+def test_the_other_optimizer_is_swept_alone(small_data, tmp_path, monkeypatch):
+    """Three naive epochs before PPCA's memory under SGD, and no other files but the sweep's."""
+    monkeypatch.setenv("JOINTCV_CACHE", str(tmp_path / "cache"))
+    setting = prepare(tasks.TASKS["ppca-sgd"], "smoke", tmp_path).setting
+    algorithm = ESTIMATORS["joint"].build(setting)
+    assert algorithm.naive_steps == 3 * algorithm.sampler.steps_per_epoch(setting.problem.num_data)
+    results = tmp_path / "results"
+    main(["paper", "run", "australian-adam", "--budget", "smoke", "--results", str(results)])
+    assert sorted(path.name for path in results.iterdir()) == ["australian-adam.csv", "australian-adam.json"]
+    assert {row["estimator"] for row in _rows(results / "australian-adam.csv")} == {"naive", "cv", "joint"}
+
+
 def test_unknown_names_are_refused(tmp_path):
     with pytest.raises(ValueError, match="snoar.*is not one of"):
         main(["paper", "run", "snoar", "--results", str(tmp_path)])

@@ -44,10 +44,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options) -> None:
-    from jointcv.paper.run import STAGES, TASK_NAMES, run_task
+    from jointcv.paper.run import TASK_NAMES, run_task
 
     names = TASK_NAMES if options.task == ["all"] else tuple(options.task)
-    stages = tuple(options.stages.split(",")) if options.stages else tuple(STAGES)
+    stages = tuple(options.stages.split(",")) if options.stages else None
     estimators = tuple(options.estimators.split(",")) if options.estimators else None
     for name in names:
         run_task(name, options.budget, options.results, estimators=estimators, stages=stages)

@@ -46,6 +46,7 @@ class Setting:
         batch: data a step.
         optimizer: the learning rate's function.
         natural_batch: data a step of the natural gradient.
+        naive_epochs: before a control with a memory sets in.
     """
 
     problem: jcv.Problem
@@ -54,6 +55,7 @@ class Setting:
     batch: int
     optimizer: Callable[[float], optax.GradientTransformation]
     natural_batch: int
+    naive_epochs: int = 1
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def _sampler(form: Form, control: jcv.AbstractControl, batch: int, full_batch: b
 
 def _descent(setting: Setting, objective, control, sampler, naive_epochs: int) -> jcv.GradientDescent:
     optimizer = optax.inject_hyperparams(setting.optimizer)(learning_rate=1e-3)
-    naive_steps = naive_epochs * sampler.steps_per_epoch(objective.num_data)
+    naive_steps = naive_epochs * setting.naive_epochs * sampler.steps_per_epoch(objective.num_data)
     return jcv.GradientDescent(
         objective=objective, control=control, sampler=sampler, optimizer=optimizer, naive_steps=naive_steps
     )

@@ -38,7 +38,7 @@ def run_task(
         budget: smoke, short or paper.
         folder: of the results.
         estimators: which; the task's by default.
-        stages: which; all by default.
+        stages: which; the task's by default.
 
     Raises:
         ValueError: for a name that is not known.
@@ -56,7 +56,7 @@ def run_task(
     task = TASKS[name]
     prepared = prepare(task, budget, folder)
     names = estimators or task.estimators
-    for stage in stages or tuple(STAGES):
+    for stage in stages or task.stages:
         began = time.perf_counter()
         STAGES[stage](prepared, names)
         print(f"{name} {stage}: {time.perf_counter() - began:.1f} s", flush=True)

@@ -75,7 +75,7 @@ def prepare(task: Task, budget_name: str, folder: Path) -> Prepared:
     problem = task.load(budget.num_rows)
     view = jcv.find_view(problem).view
     batches = min(task.batch, problem.num_data), min(task.natural_batch, problem.num_data)
-    setting = Setting(problem, view, task.form, batches[0], task.optimizer, batches[1])
+    setting = Setting(problem, view, task.form, batches[0], task.optimizer, batches[1], task.naive_epochs)
     return Prepared(task, budget, budget_name, setting, evaluation(problem, view), folder)
 
 

@@ -94,6 +94,8 @@ class Task:
         estimators: which run on it.
         budgets: by name.
         natural_batch: data a natural step; larger than the paper's, where theory has the step grow with it.
+        naive_epochs: before a control with a memory sets in.
+        stages: of `jointcv.paper.run`.
         notes: what differs from the paper.
     """
 
@@ -107,6 +109,8 @@ class Task:
     budgets: Mapping[str, Budget]
     natural_batch: int
     smiso_grid: tuple[float, ...] = ()
+    naive_epochs: int = 1
+    stages: tuple[str, ...] = ("sweep", "timing", "table1", "variance", "nuts")
     notes: tuple[str, ...] = field(default=())
 
 
@@ -389,3 +393,28 @@ TASKS: dict[str, Task] = {
         ),
     ),
 }
+
+
+def other_optimizer(task: Task, kind: str, **changes) -> Task:
+    """The same task with the optimiser that the main figures do not have, for the figure that compares the two."""
+    optimizer, grid = {"adam": (optax.adam, ADAM_GRID), "sgd": (optax.sgd, SGD_GRID)}[kind]
+    budgets = {name: replace(budget, num_seeds=1) for name, budget in task.budgets.items() if name != "paper"}
+    return replace(
+        task,
+        name=f"{task.name}-{kind}",
+        optimizer=optimizer,
+        estimators=("naive", "cv", "joint"),
+        stages=("sweep",),
+        budgets=budgets | {"paper": task.budgets["paper"]},
+        **({"grid": grid} | changes),
+    )
+
+
+# Of PPCA the gradients are so large that SGD wants steps far below the paper's grid for small tasks.
+OTHERS = (
+    other_optimizer(TASKS["sonar"], "adam"),
+    other_optimizer(TASKS["australian"], "adam"),
+    other_optimizer(TASKS["tennis"], "sgd"),
+    other_optimizer(TASKS["ppca"], "sgd", grid=(1e-5, 1e-6, 1e-7, 1e-8), naive_epochs=3),
+)
+TASKS |= {task.name: task for task in OTHERS}
