@@ -14,10 +14,12 @@ import pytest
 # XLA's threads on the CPU can wait for each other for ever (jaxlib 0.10.2, in batches of triangular solves), and two
 # workers have no cores for them anyway: each has one.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
-if hasattr(os, "sched_setaffinity"):
+worker = os.environ.get(
+    "PYTEST_XDIST_WORKER"
+)  # not of the process that starts the workers: they would share its core
+if worker and hasattr(os, "sched_setaffinity"):
     cores = sorted(os.sched_getaffinity(0))
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    os.sched_setaffinity(0, {cores[worker % len(cores)]})
+    os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 jax.config.update("jax_enable_x64", True)
 jaxtyping.install_import_hook("jointcv", "beartype.beartype")  # before the package is first imported
 
