@@ -414,7 +414,7 @@ straight_through.defvjp(
         (thresholded, 5, 1.0, "size 5"),
         (rounded, 5, 1.0, "'convert_element_type'"),
         (straight_through, 5, 1.0, "'custom_vjp_call'"),
-        (lambda z, datum: jnp.exp(z[0]) * datum, 1, 1.0, "no fewer than z itself"),
+        (lambda z, datum: jnp.exp(z[0]) * jnp.cos(z[1]) * datum, 2, 1.0, "no fewer than z itself"),
         (lambda z, datum: datum, 5, 1.0, "does not depend on z"),
         (lambda z, datum: datum + 0.0 * lax.stop_gradient(jnp.sum(jnp.zeros(3))), 5, 1.0, "does not depend"),
     ],
