@@ -197,7 +197,8 @@ def test_the_other_optimizer_is_swept_alone(small_data, tmp_path, monkeypatch):
     algorithm = ESTIMATORS["joint"].build(setting)
     assert algorithm.naive_steps == 3 * algorithm.sampler.steps_per_epoch(setting.problem.num_data)
     results = tmp_path / "results"
-    main(["paper", "run", "australian-adam", "--budget", "smoke", "--results", str(results)])
+    with jax.numpy_dtype_promotion("standard"):
+        main(["paper", "run", "australian-adam", "--budget", "smoke", "--results", str(results)])
     assert sorted(path.name for path in results.iterdir()) == ["australian-adam.csv", "australian-adam.json"]
     assert {row["estimator"] for row in _rows(results / "australian-adam.csv")} == {"naive", "cv", "joint"}
 
